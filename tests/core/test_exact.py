@@ -184,7 +184,7 @@ def test_a_stop_asked_for_by_a_hook_in_a_micro_batch(where):
     second.load_state_dict(through_file(first.state_dict()))
     second.fit()
     found = [place for place in differences(final(second), final(straight))
-             if not place.startswith(".tunables")]
+             if not place.startswith((".tunables", ".position ['carried']"))]  # `seen`, of the hook
     assert not found, found
 
 

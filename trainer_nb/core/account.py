@@ -8,9 +8,13 @@ __all__ = ['engines_of', 'totals_of', 'position', 'header', 'made_of', 'differen
            'kept_by_the_first', 'exactness']
 
 # %% ../../nbs/core/24_account.ipynb #5980328a
+from sys import intern
 from types import SimpleNamespace
 
-from .data import data_parts, loader_length, sample_generators
+from torch.utils.data import (BatchSampler, DataLoader, RandomSampler, SequentialSampler,
+                              TensorDataset, default_collate)
+
+from .data import data_parts, loader_length, sample_generators, skips_by_index
 from .engine import Engine
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
                                    device_exactness, plan_exactness, reads_model)
@@ -109,18 +113,39 @@ def user_attributes(trainer, built: frozenset) -> dict:
     return {name: value for name, value in vars(trainer).items()
             if name not in built and not hasattr(own, name)}
 
+_WITHOUT_STATE = {TensorDataset, SequentialSampler, RandomSampler, BatchSampler}
+
+def _has_no_state(loader) -> bool:
+    "A loader whose parts are torch's own, and have no state but their generators."
+    return (type(loader) is DataLoader and loader.collate_fn is default_collate
+            and {type(loader.dataset), type(loader.sampler),
+                 type(loader.batch_sampler)} <= _WITHOUT_STATE)
+
 def run_objects(trainer) -> RunObjects:
     "What steps work with, as it is now."
     runners = trainer.runners.values()
     steps = [runner.passes.train_step for runner in runners]
-    others = {**plan_parts(trainer.plan), **data_parts(trainer.train_dl),
+    loader, kept, data = trainer.train_dl, trainer.data.kept, data_parts(trainer.train_dl)
+    # the same objects at each call: names, too, are compared by identity
+    judging = {intern(f"{name}_dl.{part}".removesuffix(".train_dl")): each
+               for name, valid in trainer.evaluator.loaders.items() if not _has_no_state(valid)
+               for part, each in data_parts(valid).items()
+               if not any(each is one for one in data.values())}
+    others = {**plan_parts(trainer.plan), **data, **judging,
               "trainer": SimpleNamespace(**user_attributes(trainer, trainer._built))}
+    def generators():
+        return [*trainer.data.generators(),
+                *(each for valid in trainer.evaluator.loaders.values()
+                  for each in trainer.evaluator.generators_of(valid))]
+    def again():  # without workers only the samples to come are made, in an order that is drawn
+        whole = not skips_by_index(loader) or loader.num_workers > 0
+        return {name for name in data if whole or "sampler" in name}
     return RunObjects(trainer.plain_model, [runner.engine.optim for runner in runners],
                       steps if trainer.optimizers else steps[0], trainer.loss_fn,
                       trainer.task, trainer.hooks.rows, (trainer.batch, trainer.pred),
                       trainer.loss, others,
-                      trainer.train_dl if type(trainer.train_dl) is list else None,
-                      trainer.data.generators)
+                      kept if kept is not None else loader if type(loader) is list else None,
+                      again, judging, generators)
 
 # %% ../../nbs/core/24_account.ipynb #9cbb74d5
 def kept_by_the_first(trainer) -> Exactness:
@@ -162,6 +187,7 @@ def exactness(trainer) -> Exactness:
     if trainer.step_state.inexact:
         found.obstacles.append(trainer.step_state.inexact)
     found.obstacles += trainer.driver.carried.obstacles()
+    found.assumed += trainer.driver.carried.assumptions()
     found.obstacles += [f"from step {entry.step} on optimizer and schedule are {entry.new}"
                         for entry in trainer.journal.surviving() if entry.kind == "load"]
     found.assumed += [f"a trainer that goes on from a file has the {name} that was set by hand "

@@ -271,6 +271,7 @@ POSITION = {
     "inexact": str | None, "phase": PHASES, "next_phase": PHASES,
     "totals": _TOTALS, "finite": tuple[int, int],
     "micro_batch": int | None, "carried": NotRequired[dict[str, str]],
+    "assumed": NotRequired[dict[str, str]],
     "data": NotRequired[dict[str, int | str | None]]}
 BEST = {"name": str, "value": float, "epoch": float, "step": int}
 SCALER = {"scale": float, "growth_factor": float, "backoff_factor": float, "growth_interval": int,

@@ -15,14 +15,14 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'TASKS', 'FORKS_HANG', 'OPEN_ITERATORS', 'N
            'check_workers', 'all_batches', 'other_length', 'has_workers', 'end_workers',
            'kill_workers', 'OpenIterators', 'SeededSamples', 'EpochMark', 'index_tensor',
            'looked_up', 'stacks_in_rows', 'rows', 'rows_of_several', 'joined_rows',
-           'BatchesByIndex', 'made_by_index', 'by_index', 'open_loader', 'close_iterator',
-           'keeps_workers', 'stays_open', 'end_persistent_workers', 'opened', 'left',
-           'too_short', 'SkippingSampler', 'DrawWatch', 'WatchedPass',
-           'clone_for_skipping', 'own_sampler', 'data_parts', 'held_by_loader',
-           'loader_search', 'LoaderGenerators', 'loader_generators', 'sample_generators',
-           'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
-           'pass_indices', 'keeps_order', 'batch_indices', 'gives_samples',
-           'LoaderSource', 'FirstBatches', 'EpochIterator']
+           'BatchesByIndex', 'made_by_index', 'by_index', 'only_once', 'rest_of',
+           'open_loader', 'close_iterator', 'keeps_workers', 'stays_open',
+           'end_persistent_workers', 'opened', 'left', 'too_short', 'SkippingSampler',
+           'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
+           'held_by_loader', 'loader_search', 'LoaderGenerators', 'loader_generators',
+           'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart',
+           'drawn', 'replay_indices', 'pass_indices', 'keeps_order', 'batch_indices',
+           'gives_samples', 'LoaderSource', 'FirstBatches', 'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
 import atexit
@@ -802,6 +802,20 @@ def by_index(iterator, loader):
     return iterator if indices is None else BatchesByIndex(iterator, indices, loader)
 
 # %% ../../nbs/core/07_data.ipynb #02704b4a
+def only_once(loader) -> bool:
+    "Whether a loader is an iterator, and its `__iter__` does not begin anew."
+    begin = getattr(getattr(type(loader), "__iter__", None), "__code__", None)
+    return hasattr(loader, "__next__") and not (begin is not None and begin.co_names)
+
+def rest_of(iterator):
+    "What an iterator gives; whoever calls `iter()` does not make it begin anew."
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        yield batch
+
 def open_loader(loader, owner, fast: bool = True):
     """An iterator over the loader's batches; its worker processes end with `owner`.
 
@@ -824,6 +838,8 @@ def open_loader(loader, owner, fast: bool = True):
         if used:
             set_waiting_iterator(loader, waiting)
     OPEN_ITERATORS.add(iterator, owner, loader)
+    if iterator is loader:
+        return rest_of(iterator)
     return by_index(iterator, loader) if fast else iterator
 
 def close_iterator(iterator, loader=None) -> None:
@@ -1014,8 +1030,10 @@ def data_parts(loader) -> dict:
         return {}  # to look into it is to iterate it, which may do anything
     if not isinstance(loader, DataLoader):
         return {"train_dl": loader}
-    parts = {name: getattr(loader, name) for name in
+    parts: dict[str, Any] = {name: getattr(loader, name) for name in
              ("dataset", "collate_fn", "sampler", "batch_sampler")}
+    if not type(loader).__module__.startswith(("torch.", "torchdata.")):
+        parts["train_dl"] = loader  # the last: the others have shorter names
     kept = keeps_place(loader)
     return {name: each for name, each in parts.items()
             if each is not None and not (kept and hasattr(each, "state_dict"))}

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from .data import (MOST_MARKS, data_parts, keeps_place, keeps_workers, loader_length,
-                                  own_sampler, restore_generators, skips_by_index)
+                                  only_once, own_sampler, restore_generators, skips_by_index)
 from .own_state import (LONG, alike, generator_state, generators_in, search,
                                        undo_objects)
 from .state import RandomStreams
@@ -171,7 +171,7 @@ def data_exactness(data) -> Exactness:
     found, loader = Exactness(), data.loader
     workers = getattr(loader, "num_workers", 0)
     if not isinstance(loader, DataLoader):
-        if iter(loader) is loader:
+        if only_once(loader):
             found.obstacles.append("train_dl can be iterated only once; a DataLoader or a list "
                                    "can be resumed")
         elif not isinstance(loader, (list, tuple)):

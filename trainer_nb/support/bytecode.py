@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['ADDING', 'within', 'codes', 'names_in', 'done_in', 'set_outside', 'instructions',
-           'reads', 'keeps', 'acts']
+           'reads', 'keeps', 'stores', 'acts']
 
 # %% ../../nbs/support/bytecode.ipynb #566d9b43
 import dis
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from types import CodeType
 
 ADDING = "append", "appendleft", "extend", "add", "update"
@@ -83,6 +84,12 @@ def keeps(code: CodeType) -> set[str]:
     lines, given = list(instructions(code)), code.co_varnames[:2]
     return {each.argval for before, holder, each in zip(lines, lines[1:], lines[2:])
             if each.opname == "STORE_ATTR" and (holder.argval, before.argval) == given}
+
+@lru_cache(1000)
+def stores(code: CodeType) -> set[str]:
+    "The attributes that code sets."
+    return {each.argval for one in codes(code) for each in dis.get_instructions(one)
+            if each.opname == "STORE_ATTR"}
 
 def _counts(lines, number: int) -> bool:
     "Whether what is loaded there is only stored again, one more: `x += 1`, `x = x + 1`."

@@ -1,0 +1,608 @@
+"""Programs with a state of their own: a run that is interrupted goes on bit for bit,
+or `exact` names what stands in the way."""
+
+import array
+import collections
+import copy
+import itertools
+import random
+from contextlib import suppress
+from decimal import Decimal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import (DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset,
+                              WeightedRandomSampler, default_collate)
+
+from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
+
+SAMPLES = 40
+X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+Y = X[:, :1] * 2 - X[:, 1:2]
+DATA = TensorDataset(X, Y)
+
+
+def network():
+    """The same one each time."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def run(model=None, **settings):
+    """A trainer with epochs of five steps."""
+    settings = {"train_dl": DataLoader(DATA, 8, shuffle=True), "epochs": 4, "seed": 0,
+                "progress": False, "device": "cpu",
+                "optim": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9), **settings}
+    if "train_step" not in settings:
+        settings["loss_fn"] = settings.get("loss_fn", nn.MSELoss())
+    return Trainer(network() if model is None else model, **settings)
+
+
+def weights(trainer):
+    """Copies."""
+    return [each.detach().clone() for each in trainer.model.state_dict().values()]
+
+
+def same(one, other):
+    """Bit for bit."""
+    return all(map(torch.equal, one, other))
+
+
+def taught(way):
+    """A teacher beside the model, an average that is written past the counts of writes."""
+    model = network()
+    teacher = copy.deepcopy(model)
+
+    def step(batch, trainer):
+        pred = trainer.model(batch[0])
+        return {"loss": mse_loss(pred, batch[1]) + mse_loss(pred, teacher(batch[0]).detach())}
+
+    def follow(trainer):
+        for one, other in zip(teacher.parameters(), trainer.model.parameters()):
+            way(one, other)
+    return run(model, train_step=step, hooks=[LambdaHook(after_step=follow)])
+
+
+def replaced(one, other):
+    """As in MoCo."""
+    one.data = one.data * 0.9 + other.data * 0.1
+
+
+def written(one, other):
+    """As in DINO."""
+    one.data.mul_(0.9).add_(other.data, alpha=0.1)
+
+
+def copied(one, other):
+    """By way of NumPy."""
+    one.detach().numpy()[...] = 0.9 * one.detach().numpy() + 0.1 * other.detach().numpy()
+
+
+class Late:
+    """A teacher that begins after some steps."""
+
+    def __init__(self):
+        self.teacher = None
+
+    def __call__(self, batch, trainer):
+        """Learn from it, once it is there."""
+        pred = trainer.model(batch[0])
+        loss = mse_loss(pred, batch[1])
+        if self.teacher is not None:
+            loss = loss + mse_loss(pred, self.teacher(batch[0]).detach())
+        elif trainer.step_state.optimizer_step >= 4:
+            self.teacher = copy.deepcopy(trainer.model)
+        return {"loss": loss}
+
+
+class Anchor(Hook):
+    """Holds the weights to those of an epoch's end."""
+
+    anchor = None
+
+    def after_epoch(self, trainer):
+        """Take them."""
+        if trainer.step_state.epoch == 1:
+            self.anchor = [each.detach().clone() for each in trainer.model.parameters()]
+
+    def after_backward(self, trainer):
+        """Pull."""
+        for each, held in zip(trainer.model.parameters(), self.anchor or ()):
+            each.grad.add_(each.detach() - held, alpha=0.5)
+
+
+class ActNorm(nn.Module):
+    """Begins by the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.shift, self.layer = nn.Parameter(torch.zeros(4)), nn.Linear(4, 1)
+        self.initialized = False
+
+    def forward(self, x):
+        """Shifted."""
+        if not self.initialized:
+            with torch.no_grad():
+                self.shift.copy_(-x.mean(0))
+            self.initialized = True
+        return self.layer(x + self.shift)
+
+
+class ByFirst(nn.Module):
+    """A loss in units of the first one."""
+
+    first = None
+
+    def forward(self, pred, target):
+        """Divided."""
+        loss = mse_loss(pred, target)
+        if self.first is None:
+            self.first = loss.item()
+        return loss / self.first
+
+
+def growing():
+    """Active learning."""
+    pool = Subset(DATA, list(range(16)))
+
+    def acquire(trainer):
+        begin = 12 + 4 * trainer.step_state.epoch
+        pool.indices.extend(range(begin, begin + 4))
+    return run(train_dl=DataLoader(pool, 8, shuffle=True),
+               hooks=[LambdaHook(after_epoch=acquire)])
+
+
+def judged():
+    """An evaluation makes what steps read."""
+    kept = {"mean": torch.zeros(1)}
+
+    def judge(batch, trainer):
+        pred = trainer.model(batch[0])
+        kept["mean"] = pred.mean()[None]
+        return {"loss": mse_loss(pred, batch[1])}
+
+    def step(batch, trainer):
+        pred = trainer.model(batch[0])
+        return {"loss": mse_loss(pred, batch[1]) + (pred - kept["mean"]).square().mean()}
+    return run(train_step=step, eval_step=judge, valid_dl=DataLoader(DATA, 8))
+
+
+class Keeps(Hook):
+    """Has an attribute of another object in its state."""
+
+    def __init__(self, of, attribute):
+        self.of, self.attribute = of, attribute
+
+    def state_dict(self):
+        """A copy."""
+        return {"it": copy.deepcopy(getattr(self.of, self.attribute))}
+
+    def load_state_dict(self, state):
+        """Put back."""
+        setattr(self.of, self.attribute, state["it"])
+
+
+def prioritized():
+    """A sampler whose weights steps change, and a hook keeps."""
+    sampler = WeightedRandomSampler(torch.ones(SAMPLES, dtype=torch.double), SAMPLES)
+
+    def step(batch, trainer):
+        losses = (trainer.model(batch[0]) - batch[1]).square()
+        sampler.weights[batch[2]] = losses.detach()[:, 0].double() + 0.01
+        return {"loss": losses.mean()}
+    data = TensorDataset(X, Y, torch.arange(SAMPLES))
+    return run(train_step=step, train_dl=DataLoader(data, 8, sampler=sampler),
+               hooks=[Keeps(sampler, "weights")])
+
+
+class Positioned(IterableDataset):
+    """Goes on in the data where the last pass has ended."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        for _ in range(5):
+            begin = self.at % SAMPLES
+            self.at += 4
+            yield X[begin:begin + 4], Y[begin:begin + 4]
+
+
+def positioned():
+    """Kept by a hook."""
+    data = Positioned()
+    return run(train_dl=DataLoader(data, batch_size=None), hooks=[Keeps(data, "at")])
+
+
+class Remembering(Dataset):
+    """Mixes each sample with the one before."""
+
+    def __init__(self):
+        self.made = []
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        before = self.made[-1] if self.made else X[index]
+        self.made.append(X[index])
+        return X[index] + 0.5 * before, Y[index]
+
+
+class ByLargest:
+    """A collate function that scales by the largest value so far."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, samples):
+        x, y = default_collate(samples)
+        self.seen.append(x.abs().max())
+        return x / max(self.seen), y
+
+
+class InPlace(Sampler):
+    """Shuffles one long list again and again."""
+
+    def __init__(self, items=480):
+        self.order = list(range(items))
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        random.shuffle(self.order)
+        return iter([each % SAMPLES for each in self.order[:SAMPLES]])
+
+
+class GoingOn:
+    """A loader that keeps the iterator of another one over its own epochs."""
+
+    def __init__(self):
+        self.inner, self.rest = DataLoader(DATA, 4, shuffle=True), iter(())
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        for _ in range(5):
+            batch = next(self.rest, None)
+            if batch is None:
+                self.rest = iter(self.inner)
+                batch = next(self.rest)
+            yield batch
+
+
+class Cycling(IterableDataset):
+    """Never begins anew."""
+
+    def __init__(self):
+        self.turn = itertools.cycle(range(SAMPLES))
+
+    def __iter__(self):
+        for _ in range(32):
+            index = next(self.turn)
+            yield X[index], Y[index]
+
+
+class CountingLoader(DataLoader):
+    """Scales by the number of its pass."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        for x, y in super().__iter__():
+            yield x * self.passes, y
+
+
+class Turned(Sampler):
+    """Each pass begins elsewhere."""
+
+    def __init__(self):
+        self.turn = 0
+
+    def __len__(self):
+        return SAMPLES // 2
+
+    def __iter__(self):
+        self.turn += 3
+        return iter([(self.turn + each) % SAMPLES for each in range(len(self))])
+
+
+def written_in(kind):
+    """Batches that the data holds, and steps change."""
+    batches = [kind((X[at:at + 8].clone(), Y[at:at + 8])) for at in range(0, SAMPLES, 8)]
+
+    def step(batch, trainer):
+        batch[0].mul_(0.9)
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1])}
+    return run(train_step=step, train_dl=batches)
+
+
+class Views(Dataset):
+    """Batches that are views of one tensor."""
+
+    def __init__(self):
+        self.x = X.clone()
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return self.x[8 * index:8 * index + 8], Y[8 * index:8 * index + 8]
+
+
+def written_views():
+    """Steps change them."""
+    def step(batch, trainer):
+        batch[0].mul_(0.9)
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1])}
+    return run(train_step=step, train_dl=DataLoader(Views(), batch_size=None))
+
+
+def stepping(made, use, change):
+    """A step with an object: how it is made, what is read in it, and how a step changes it."""
+    def make():
+        class Step:
+            def __init__(self):
+                self.it = made()
+
+            def __call__(self, batch, trainer):
+                loss = mse_loss(trainer.model(batch[0]), batch[1])
+                factor = use(self.it)
+                change(self, min(float(loss.detach()), 2.0))
+                return {"loss": loss * factor}
+        return run(train_step=Step())
+    return make
+
+
+def entry(at, value):
+    """A function that sets an item."""
+    def change(owner, loss):
+        owner.it[at] = value(owner.it[at], loss)
+    return change
+
+
+def halved(value, loss):
+    """Towards the loss."""
+    return value * 0.9 + loss * 0.1
+
+
+def lessen(owner, loss):
+    """A number that is replaced."""
+    owner.it = owner.it * Decimal("0.9")
+
+
+def lessen_one(owner, loss):
+    """An attribute of one of many objects."""
+    owner.it[0].value *= 0.9
+
+
+NAMED = {
+    "a teacher by data =": (lambda: taught(replaced), "teacher"),
+    "a teacher by data.mul_": (lambda: taught(written), "teacher"),
+    "a teacher by NumPy": (lambda: taught(copied), "teacher"),
+    "a late teacher": (lambda: run(train_step=Late()), "teacher"),
+    "an anchor": (lambda: run(hooks=[Anchor()]), "anchor"),
+    "begun by a batch": (lambda: run(ActNorm()), "initialized"),
+    "by the first loss": (lambda: run(loss_fn=ByFirst()), "first"),
+    "a pool that grows": (growing, "dataset.indices"),
+    "made by evaluations": (judged, "kept"),
+    "a kept sampler": (prioritized, "sampler.weights is kept as it is now"),
+    "a kept position": (positioned, "dataset.at is kept as it is now"),
+    "remembered samples": (
+        lambda: run(train_dl=DataLoader(Remembering(), 8, shuffle=True)), "dataset.made"),
+    "a collate function": (
+        lambda: run(train_dl=DataLoader(DATA, 8, shuffle=True, collate_fn=ByLargest())),
+        "collate_fn.seen"),
+    "a long list in place": (
+        lambda: run(train_dl=DataLoader(DATA, 8, sampler=InPlace())), "sampler.order"),
+    "a very long list in place": (
+        lambda: run(train_dl=DataLoader(DATA, 8, sampler=InPlace(30_000))), "sampler.order"),
+    "an iterator that goes on": (lambda: run(train_dl=GoingOn()), "train_dl.rest"),
+    "a cycle": (lambda: run(train_dl=DataLoader(Cycling(), 8)), "dataset.turn"),
+    "a loader that counts": (
+        lambda: run(train_dl=CountingLoader(DATA, 8, shuffle=True)), "train_dl.passes"),
+    "a tuple that is written to": (lambda: written_in(tuple), "train_dl"),
+    "a list that is written to": (lambda: written_in(list), "train_dl"),
+    "views that are written to": (written_views, "dataset.x"),
+    "overfitted batches that are written to": (
+        lambda: run(train_step=lambda batch, trainer: {
+            "loss": mse_loss(trainer.model(batch[0].mul_(0.9)), batch[1])}, overfit_batches=2,
+            max_steps=16, epochs=None), "train_dl"),
+    "an array": (stepping(lambda: array.array("d", [1.0]), lambda it: 1 + it[0],
+                          entry(0, halved)), "it"),
+    "a UserDict": (stepping(lambda: collections.UserDict(a=0.1), lambda it: 1 + it["a"],
+                            entry("a", halved)), "it"),
+    "a Decimal": (stepping(lambda: Decimal(1), float, lessen), "it"),
+    "a bit generator": (stepping(lambda: np.random.PCG64(1),
+                                 lambda it: 1 + (it.random_raw() % 7) / 10,
+                                 lambda owner, loss: None), "it"),
+    "many lists": (stepping(lambda: [[1.0] for _ in range(60)], lambda it: it[0][0],
+                            lambda owner, loss: entry(0, halved)(
+                                SimpleNamespace(it=owner.it[0]), loss)), "it"),
+    "many objects": (stepping(lambda: [SimpleNamespace(value=1.0) for _ in range(60)],
+                              lambda it: it[0].value, lessen_one), "it"),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_what_a_program_keeps_for_itself_is_named(kind):
+    """In the trainer that is interrupted where it would go on otherwise;
+    by name, and not at the first steps alone."""
+    make, name = NAMED[kind]
+    straight = make()
+    straight.fit()
+    apart = []
+    for halt in (3, 7, 12):
+        first, again = make(), make()
+        first.step(halt)
+        again.load_state_dict(first.state_dict())
+        with suppress(ValueError):  # the place is not in its data
+            again.fit()
+        said = [*first.exact.obstacles, *first.exact.assumed]
+        if not same(weights(again), weights(straight)):
+            apart.append(halt)
+            assert any(name in text for text in said), (halt, said)
+    assert apart and not all(name not in text for text in
+                             [*straight.exact.obstacles, *straight.exact.assumed])
+
+
+class Begun:
+    """A loader that is its own iterator."""
+
+    def __init__(self):
+        self.inner = DataLoader(DATA, 8, shuffle=True)
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __iter__(self):
+        self.rest = iter(self.inner)
+        return self
+
+    def __next__(self):
+        return next(self.rest)
+
+
+class Numbered(Begun):
+    """The same with a number."""
+
+    def __iter__(self):
+        self.at = 0
+        return self
+
+    def __next__(self):
+        if self.at >= SAMPLES:
+            raise StopIteration
+        self.at += 8
+        return X[self.at - 8:self.at], Y[self.at - 8:self.at]
+
+
+class ItsOwnIterators(DataLoader):
+    """Doubles what torch gives."""
+
+    def _get_iterator(self):
+        return ((2 * x, y) for x, y in super()._get_iterator())
+
+
+class ItsOwnIndices(DataLoader):
+    """Leaves samples out."""
+
+    @property
+    def _index_sampler(self):
+        return [batch[::-1][:5] for batch in DataLoader._index_sampler.fget(self)]
+
+
+class OfPass(IterableDataset):
+    """Has an attribute that each pass begins with."""
+
+    def __iter__(self):
+        self.waiting = []
+        for index in torch.randperm(SAMPLES).tolist():
+            self.waiting.append(index)
+            if len(self.waiting) == 4:
+                random.shuffle(self.waiting)
+                while self.waiting:
+                    taken = self.waiting.pop()
+                    yield X[taken], Y[taken]
+
+
+class Known(Dataset):
+    """Makes each sample once."""
+
+    def __init__(self):
+        self.known = {}
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        if index not in self.known:
+            self.known[index] = X[index], Y[index]
+        return self.known[index]
+
+
+EXACT = {
+    "its own iterator": Begun,
+    "its own iterator with a number": Numbered,
+    "made by a method of its own": lambda: ItsOwnIterators(DATA, 8, shuffle=True),
+    "indices of its own": lambda: ItsOwnIndices(DATA, 8),
+    "a buffer of a pass": lambda: DataLoader(OfPass(), 8),
+    "samples made once": lambda: DataLoader(Known(), 8, shuffle=True),
+}
+
+
+def by_hand(loader):
+    """What a loop written by hand makes of the same parts."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    torch.manual_seed(0)
+    random.seed(0)
+    for _ in range(4):
+        for x, y in loader:
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [each.detach() for each in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_what_a_pass_makes_anew_is_exact(kind):
+    """As by hand, resumed by another trainer and rewound; to ask for `exact` leaves no trace."""
+    straight = run(train_dl=EXACT[kind]())
+    straight.step(3)
+    assert straight.exact
+    straight.fit()
+    assert same(weights(straight), by_hand(EXACT[kind]()))
+    for halt in (3, 5, 8):
+        first, again = (run(train_dl=EXACT[kind]()) for _ in range(2))
+        first.hooks.add(SnapshotHook(every_steps=1))
+        first.step(halt)
+        assert first.exact, first.exact
+        again.load_state_dict(first.state_dict())
+        again.fit()
+        first.step(2)
+        first.rewind(halt)
+        first.fit()
+        assert same(weights(again), weights(straight)) and same(weights(first), weights(straight))
+
+
+def test_what_the_loop_outside_changes_is_assumed():
+    """A target network that is set between two calls."""
+    model = network()
+    target = copy.deepcopy(model)
+
+    def step(batch, trainer):
+        return {"loss": mse_loss(trainer.model(batch[0]),
+                                 batch[1] + 0.5 * target(batch[0]).detach())}
+    trainer = run(model, train_step=step)
+    trainer.step(3)
+    assert not trainer.exact.assumed
+    trainer.step(2)
+    assert trainer.exact and not trainer.exact.assumed
+    target.load_state_dict(model.state_dict())
+    trainer.step(2)
+    assert trainer.exact and ["target (used by train_step) was changed between two drives"] == [
+        text.partition(":")[0] for text in trainer.exact.assumed]
+    again = run(model, train_step=step)
+    again.load_state_dict(trainer.state_dict())
+    assert again.exact.assumed == trainer.exact.assumed
+
+
+def test_a_state_of_the_validation_data_is_named():
+    """Its next pass would begin as the first."""
+    trainer = run(valid_dl=DataLoader(DATA, 8, sampler=Turned()))
+    trainer.step(12)
+    assert any("valid_dl.sampler.turn" in text and "evaluations change it" in text
+               for text in trainer.exact.obstacles), trainer.exact
+    plain = run(valid_dl=DataLoader(DATA, 8, shuffle=True,
+                                    generator=torch.Generator().manual_seed(3)))
+    plain.step(12)
+    assert plain.exact
