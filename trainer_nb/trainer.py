@@ -31,7 +31,7 @@ from .core.commands import COMMANDS, DECISIONS, CommandSpec
 from .core.control import (Command, CommandHandler, RatePlan, Reply, RunView,
                                      WaitingCommand)
 from .core.data import by_number, check_loader, loader_generators
-from .core.driver import Background, Driver, Until
+from .core.driver import Background, Driver, Until, span
 from .core.drives import (check_not_own_thread, enter, held, leave_out, raise_end, report,
                                     start_thread, totals_for)
 from .core.engine import Engine, unwrap
@@ -47,7 +47,7 @@ from .core.optimizers import NamedOptimizer, planned_steps, steps_per_epoch
 from .core.requests import carry_out, evaluate_next, post, take_state
 from .core.runner import StepContext, StepRunner, StepSettings, WeightDecays
 from .core.state import (FitResult, Position, RunState, StepState,
-                                   say, warn, weakly, whole_number)
+                                   say, warn, weakly)
 from .core.step import fetch_numbers
 from .core.training import Plan, TrainingLoop, turns_of
 from .core.tunable import PartTunable, Tunables
@@ -607,9 +607,8 @@ class Trainer:
 
         Evaluations and hooks at the end of an epoch belong to the next drive. The run ends at its
         total all the same. Errors as of `fit()`, and ValueError for a number that is not whole, 1
-        or more."""
-        n = whole_number("step(): n", n)
-        epochs = whole_number("step(): epochs", epochs, optional=True)
+        or more, and for both."""
+        n, epochs = span(n, epochs)
         if not self._enter("step()"):
             return self.result()
         with self.driver.going_to(Until.after(self.step_state, n, epochs)):

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import (DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset,
-                              WeightedRandomSampler, default_collate)
+from torch.utils.data import (DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, Subset,
+                              TensorDataset, WeightedRandomSampler, default_collate)
 
 from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
 
@@ -529,7 +529,68 @@ class Known(Dataset):
         return self.known[index]
 
 
+class Negatives(Dataset):
+    """Draws what it takes off, anew for each epoch."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def set_epoch(self, epoch):
+        """From the global stream."""
+        self.other = torch.randint(0, SAMPLES, (SAMPLES,)).tolist()
+
+    def __getitem__(self, index):
+        return X[index] - X[self.other[index]], Y[index]
+
+
+class DrawnWhenTold(Sampler):
+    """Draws its order when it is told the epoch, from a generator of its own."""
+
+    def __init__(self):
+        self.own = random.Random(4)
+
+    def __len__(self):
+        return SAMPLES
+
+    def set_epoch(self, epoch):
+        """Another order."""
+        self.order = self.own.sample(range(SAMPLES), SAMPLES)
+
+    def __iter__(self):
+        return iter(self.order)
+
+
+class ShuffledWhenTold(DrawnWhenTold):
+    """Shuffles what it has."""
+
+    def __init__(self):
+        self.order = list(range(SAMPLES))
+
+    def set_epoch(self, epoch):
+        """By the number, and the former order."""
+        random.Random(epoch).shuffle(self.order)
+
+
+class Scaled(Dataset):
+    """Goes by the number of the epoch."""
+
+    def __init__(self):
+        self.factor = 1
+
+    def __len__(self):
+        return SAMPLES
+
+    def set_epoch(self, epoch):
+        """A factor."""
+        self.factor = 1 + epoch
+
+    def __getitem__(self, index):
+        return X[index] * self.factor, Y[index]
+
+
 EXACT = {
+    "told, and draws": lambda: DataLoader(Negatives(), 8, shuffle=True),
+    "told, and draws by itself": lambda: DataLoader(DATA, 8, sampler=DrawnWhenTold()),
     "its own iterator": Begun,
     "its own iterator with a number": Numbered,
     "made by a method of its own": lambda: ItsOwnIterators(DATA, 8, shuffle=True),
@@ -545,7 +606,10 @@ def by_hand(loader):
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     torch.manual_seed(0)
     random.seed(0)
-    for _ in range(4):
+    for epoch in range(4):
+        for told in (getattr(loader, "dataset", None), getattr(loader, "sampler", None)):
+            if hasattr(told, "set_epoch"):
+                told.set_epoch(epoch)
         for x, y in loader:
             mse_loss(model(x), y).backward()
             optimizer.step()
@@ -606,3 +670,141 @@ def test_a_state_of_the_validation_data_is_named():
                                     generator=torch.Generator().manual_seed(3)))
     plain.step(12)
     assert plain.exact
+
+
+def test_an_order_that_is_shuffled_when_the_epoch_is_told_is_named():
+    """It was told once more in the same process, and is not known in another one."""
+    straight, first, again = (run(train_dl=DataLoader(DATA, 8, sampler=ShuffledWhenTold()))
+                              for _ in range(3))
+    straight.fit()
+    first.hooks.add(SnapshotHook(every_steps=1))
+    first.step(4)
+    first.rewind(2)
+    first.close()
+    first.step(9)
+    assert any("sampler.order" in text for text in first.exact.obstacles)
+    again.load_state_dict(first.state_dict())
+    first.fit()
+    again.fit()
+    assert same(weights(first), weights(straight))
+    assert not same(weights(again), weights(straight))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_what_a_hook_passes_on_as_the_epoch_holds(shift):
+    """Also after the run was stopped; a file does not have it, and that is named."""
+    def make():
+        data = Scaled()
+        def tell(trainer):
+            data.set_epoch(trainer.step_state.epoch + shift)
+        return run(train_dl=DataLoader(data, 8, shuffle=True),
+                   hooks=[LambdaHook(before_epoch=tell, name="tells")])
+
+    class Shifted(Scaled):
+        def set_epoch(self, epoch):
+            super().set_epoch(epoch + shift)
+    straight, first, again = make(), make(), make()
+    straight.fit()
+    assert same(weights(straight), by_hand(DataLoader(Shifted(), 8, shuffle=True)))
+    first.step(7)
+    assert any("tells calls set_epoch()" in text for text in first.exact.obstacles)
+    again.load_state_dict(first.state_dict())
+    first.close()
+    first.fit()
+    again.fit()
+    assert same(weights(first), weights(straight))
+    assert same(weights(again), weights(straight)) is (shift == 0)
+
+
+class Drawing(IterableDataset):
+    """Draws its samples from a generator that others have."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __iter__(self):
+        for _ in range(SAMPLES):
+            index = int(torch.randint(SAMPLES, (), generator=self.generator))
+            yield X[index], Y[index]
+
+
+SHARED = {
+    "an order": lambda own: DataLoader(DATA, 8, shuffle=True, generator=own),
+    "an order on the way": lambda own: DataLoader(
+        DATA, 8, sampler=RandomSampler(DATA, True, SAMPLES, own)),
+    "samples": lambda own: DataLoader(Drawing(own), 8),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_generator_that_loader_and_steps_share(kind):
+    """It stands where it stood, and what the loader drew in between comes again."""
+    def make():
+        own = torch.Generator().manual_seed(1)
+        def step(batch, trainer):
+            noise = torch.randn(batch[0].shape, generator=own)
+            return {"loss": mse_loss(trainer.model(batch[0] + noise), batch[1])}
+        return run(train_step=step, train_dl=SHARED[kind](own))
+    straight = make()
+    straight.fit()
+    for halt in (2, 5, 8):
+        first, again = make(), make()
+        first.hooks.add(SnapshotHook(every_steps=1))
+        first.step(halt)
+        assert first.exact
+        again.load_state_dict(first.state_dict())
+        again.fit()
+        first.step(2)
+        first.rewind(halt)
+        first.lr_find(num_steps=3)
+        first.fit()
+        assert same(weights(again), weights(straight)) and same(weights(first), weights(straight))
+
+
+class MadeLate(Dataset):
+    """Makes its generator with the first sample."""
+
+    own = None
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        if self.own is None:
+            self.own = np.random.default_rng(7)
+        return X[index] + float(self.own.normal()), Y[index]
+
+
+def test_a_generator_that_a_sample_makes_is_named():
+    """A trainer that goes on has none yet."""
+    trainer = run(train_dl=DataLoader(MadeLate(), 8))
+    trainer.step(2)
+    assert "1 random generators of train_dl came when it was read" in str(trainer.exact)
+
+
+def test_what_samples_draw_in_workers_is_assumed():
+    """The first ones tell nothing of the others."""
+    class Rare(Known):
+        def __getitem__(self, index):
+            return X[index] + (torch.randn(4) if index > 20 else 0), Y[index]
+    assumed = run(train_dl=DataLoader(Rare(), 8, num_workers=1)).exact.assumed
+    assert any("did not for the samples 0 to 3" in text for text in assumed)
+    assert not run(train_dl=DataLoader(DATA, 8, num_workers=1)).exact.assumed
+
+
+def test_data_that_grow_in_mid_epoch_are_taken_as_torch_takes_them():
+    """It asks for their number again where the order ends."""
+    sizes = {}
+    for fast in (True, False):
+        data = TensorDataset(X.clone(), Y.clone())
+        trainer = run(train_dl=DataLoader(data, 8, shuffle=True), fast_batches=fast, max_steps=12,
+                      epochs=None)
+        sizes[fast] = []
+        for number in range(12):
+            trainer.step()
+            sizes[fast].append(len(trainer.batch[0]))
+            if number == 2:
+                data.tensors = tuple(torch.cat([each, each[:4]]) for each in data.tensors)
+        sizes[fast].append(weights(trainer))
+    assert sizes[True][:12] == sizes[False][:12] and sizes[True][5] == 4
+    assert same(sizes[True][12], sizes[False][12])

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['engines_of', 'totals_of', 'position', 'header', 'made_of', 'difference',
            'rank_invariants', 'library_class', 'user_attributes', 'run_objects',
-           'kept_by_the_first', 'exactness']
+           'kept_by_the_first', 'passed_on_otherwise', 'exactness']
 
 # %% ../../nbs/core/24_account.ipynb #5980328a
 from sys import intern
@@ -162,6 +162,14 @@ def kept_by_the_first(trainer) -> Exactness:
                              "file has that of the first")
     return found
 
+def passed_on_otherwise(data, callers: list[str]) -> list[str]:
+    "What hooks pass on as the number of the epoch, and a trainer that goes on does not, in words."
+    told = [getattr(each, "epoch", None) for each in data.source.holders()]
+    if not callers or told and all(each == data.epoch for each in told):
+        return []
+    return [f"{', '.join(callers)} calls set_epoch(): a trainer that goes on in the middle of an "
+            "epoch passes on the number of the epoch itself, to samplers and datasets alone"]
+
 def exactness(trainer) -> Exactness:
     """Whether going on from a saved state is bit for bit the same run, and what stands in the way.
 
@@ -181,6 +189,7 @@ def exactness(trainer) -> Exactness:
             found.assumed.append(
                 f"a trainer that goes on from a file has {', '.join(late)} among its hooks, which "
                 "came when the run had begun; over a rewind to before that it stays")
+        found.obstacles += passed_on_otherwise(trainer.data, objects.callers("set_epoch"))
         if trainer.engine.is_distributed:
             found.add(kept_by_the_first(trainer))
     found.add(plan_exactness(trainer.plan, (Plan,)))

@@ -281,11 +281,12 @@ RUN = {"model": dict, "optim": OPTIM, "scaler": dict | None, "loss_fn": dict,
                    "tied": NotRequired[list[list[str]]],
                    "loss": NotRequired[torch.Tensor | None]}, "position": POSITION,
        "hooks": dict[str, object], "tunables": dict[str, object], "data": dict, "loaders": dict}
-_DRAWN: Any = {"marks": dict[int, dict], "full": bool}
+_DRAWN: Any = {"marks": dict[int, dict], "full": bool, "generators": NotRequired[dict[int, list]]}
+_TOLD: Any = {"epoch": int, "start": dict}
 DATA = {"start": dict | None, "kept_start": dict | None, "epoch": int, "workers_persist": bool,
         "left_out": dict[int, set], "loader": object, "generators": list,
         "kept_epoch": NotRequired[int],  # older files have none of these
-        "drawn": NotRequired[_DRAWN]}
+        "drawn": NotRequired[_DRAWN], "told": NotRequired[_TOLD]}
 START = {"streams": dict, "generators": list, "reused": bool}
 # of the points of a name, as `Series` has them
 COLUMNS = (np.int64, np.float64, np.int64, np.float64, np.float64)
@@ -294,18 +295,22 @@ def data_unlike(state, where: str = "the state of the data") -> str:
     "What is wrong with where a run is in its data, in words; '' where nothing is."
     if text := misfit(state, DATA, where):
         return text
-    for name in ("start", "kept_start"):
-        start, place = state[name], f"{where}[{name!r}]"
+    starts = {name: state[name] for name in ("start", "kept_start")}
+    for name, start in {**starts, "told": state.get("told", {}).get("start")}.items():
+        place = f"{where}[{name!r}]"
         if start is not None:
             text = (misfit(start, START, place)
                     or streams_unlike(start["streams"], place)
                     or generators_unlike(start["generators"], place))
             if text:
                 return text
-    texts = (streams_unlike(each, f"{where}['drawn']['marks'][{number}]")
-             for number, each in state.get("drawn", {"marks": {}})["marks"].items())
-    return next(filter(None, texts), "") or generators_unlike(state["generators"],
-                                                              f"{where}['generators']")
+    drawn = state.get("drawn", {"marks": {}})
+    texts = [*(streams_unlike(each, f"{where}['drawn']['marks'][{number}]")
+               for number, each in drawn["marks"].items()),
+             *(generators_unlike(each, f"{where}['drawn']['generators'][{number}]")
+               for number, each in drawn.get("generators", {}).items()),
+             generators_unlike(state["generators"], f"{where}['generators']")]
+    return next(filter(None, texts), "")
 
 def records_unlike(place: dict) -> str:
     "Which record of a position is no number, in words; '' where each is one."

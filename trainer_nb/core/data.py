@@ -20,9 +20,10 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'TASKS', 'FORKS_HANG', 'OPEN_ITERATORS', 'N
            'end_persistent_workers', 'opened', 'left', 'too_short', 'SkippingSampler',
            'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
            'held_by_loader', 'loader_search', 'LoaderGenerators', 'loader_generators',
-           'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart',
-           'drawn', 'replay_indices', 'pass_indices', 'keeps_order', 'batch_indices',
-           'gives_samples', 'LoaderSource', 'FirstBatches', 'EpochIterator']
+           'sample_generators', 'restore_generators', 'draws_at_once', 'draws_on_the_way',
+           'StreamsNow', 'EpochStart', 'drawn', 'replay_indices', 'pass_indices',
+           'keeps_order', 'batch_indices', 'gives_samples', 'LoaderSource',
+           'FirstBatches', 'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
 import atexit
@@ -50,11 +51,12 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset,
-                              SequentialSampler, StackDataset, Subset, TensorDataset,
+                              RandomSampler, SequentialSampler, StackDataset, Subset,
+                              SubsetRandomSampler, TensorDataset, WeightedRandomSampler,
                               default_collate, get_worker_info)
 
-from .own_state import (Search, generator_search, generator_state, generators_in,
-                                       set_generator_state)
+from .own_state import (Search, alike, generator_search, generator_state,
+                                       generators_in, set_generator_state)
 from .state import RandomStreams
 from ..support.torch_private import (
     batch_at, batches_as_shipped, cut_order, cuts_one_order, forget_worker_pids, indices_behind,
@@ -167,6 +169,8 @@ class BatchParts:
                     sizes.append(value.size(0))
                 else:
                     sizes.append(value.shape[0])
+                    # a sparse one has no slices
+                    self.whole |= getattr(value, "layout", torch.strided) is not torch.strided
         elif isinstance(value, PLAIN):
             return
         elif (size := stated_size(value)) is not None:
@@ -499,6 +503,11 @@ def check_loader(name: str, loader) -> None:
         raise TypeError(f"{name} is a dict, which gives its keys: a loader of batches is meant")
     if isinstance(loader, type):
         raise TypeError(f"{name} is the class {loader.__name__}: an object of it is meant")
+    if loader is not None and not hasattr(type(loader), "__iter__") and not hasattr(
+            type(loader), "__getitem__"):
+        more = ": what it returns is meant" if callable(loader) else ""
+        raise TypeError(f"{name} is {loader!r}, which gives no batches: a DataLoader, a list of "
+                        f"batches or another object that can be iterated{more}")
 
 # %% ../../nbs/core/07_data.ipynb #54357bc1
 def check_end(end: StopIteration, where: str) -> None:
@@ -943,19 +952,38 @@ class DrawWatch:
     A loader that is iterated alone, to come back to a place, draws the same only from these."""
     def __init__(self):
         self.marks: dict[int, RandomStreams] = {}  # number of an item in the pass to the states
+        self.generators: list = []  # of the loader, which others may draw from as well
+        self.states: dict[int, list] = {}  # number of an item to their states
         self.until = 0  # the items before this one are drawn again
         self.full = False  # there were more than are kept
 
-    def begin(self) -> None:
-        "A new pass."
-        self.marks, self.until = {}, 0
+    def begin(self, generators: list) -> None:
+        "A new pass, over a loader with these generators."
+        self.marks, self.states, self.until, self.generators = {}, {}, 0, generators
 
-    def again(self, taken: int) -> None:
+    def again(self, taken: int, generators: list) -> None:
         "The pass is begun again, to come back to the item of this number."
         self.marks = {number: each for number, each in self.marks.items() if number < taken}
-        self.until = taken
+        self.states = {number: each for number, each in self.states.items() if number < taken}
+        self.until, self.generators = taken, generators
 
-    def mark(self, number: int, streams: RandomStreams) -> None:
+    def glance(self) -> tuple:
+        "What is another after each draw."
+        if not self.generators:
+            return RandomStreams.glance()
+        return *RandomStreams.glance(), [generator_state(each) for each in self.generators]
+
+    def moved(self, one: tuple, other: tuple) -> bool:
+        "Whether something was drawn between two glances."
+        return not alike(one, other) if self.generators else one != other
+
+    def restore(self, number: int) -> None:
+        "The states before an item, where there are any."
+        if number in self.marks:
+            self.marks[number].restore()
+            restore_generators(self.generators, self.states.get(number, []))
+
+    def mark(self, number: int, streams: RandomStreams, states: list) -> None:
         "Keep the states before an item."
         if len(self.marks) >= MOST_MARKS:
             self.full = True
@@ -966,16 +994,20 @@ class DrawWatch:
         same = isinstance(last.numpy, tuple) and streams.numpy == last.numpy
         numpy = last.numpy if same else streams.numpy
         self.marks[number] = RandomStreams(python, numpy, streams.torch, streams.cuda)
+        if states:
+            self.states[number] = states
 
     def state_dict(self) -> dict:
         "The states, for a checkpoint; nothing where there are none."
         marks = {number: each.state_dict() for number, each in self.marks.items()}
-        return {"marks": marks, "full": self.full} if marks or self.full else {}
+        own = {"generators": self.states} if self.states else {}
+        return {"marks": marks, "full": self.full, **own} if marks or self.full else {}
 
     def load_state_dict(self, state: dict) -> None:
         "Take over what `state_dict` gave."
         self.marks = {number: RandomStreams.from_state(each)
                       for number, each in state.get("marks", {}).items()}
+        self.states = state.get("generators", {})
         self.full, self.until = state.get("full", False), 0
 
 class WatchedPass:
@@ -992,20 +1024,19 @@ class WatchedPass:
         watch, number = self.watch, self.number
         self.number += 1
         if number < watch.until:
-            if number in watch.marks:
-                watch.marks[number].restore()
+            watch.restore(number)
             return next(self.items)
-        before = RandomStreams.glance()
-        self.between |= self.left is not None and before != self.left
+        before = watch.glance()
+        self.between |= self.left is not None and watch.moved(before, self.left)
         # a pass that comes back has drawn from other states than the model
         self.between |= number > 0 and number == watch.until
         streams = RandomStreams.capture() if self.between and not watch.full else None
         try:
             return next(self.items)
         finally:
-            self.left = RandomStreams.glance()
-            if streams is not None and self.left != before:
-                watch.mark(number, streams)
+            self.left = watch.glance()
+            if streams is not None and watch.moved(self.left, before):
+                watch.mark(number, streams, before[-1] if watch.generators else [])
                 self.between = False
 
 # %% ../../nbs/core/07_data.ipynb #95e91137
@@ -1089,18 +1120,43 @@ def restore_generators(generators: list, states: list) -> None:
         set_generator_state(generator, state)
 
 # %% ../../nbs/core/07_data.ipynb #0b99dd7b
-class SampleStreams:
-    "The states of the streams and generators that samples draw from in this process."
+def draws_at_once(loader) -> bool:
+    "Whether the order of a pass is drawn as it begins, as those of torch's samplers are."
+    return skips_by_index(loader) and all(
+        type(each) in (BatchSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+        or type(each) is RandomSampler and not each.replacement for each in samplers_of(loader))
+
+def draws_on_the_way(loader) -> bool:
+    "Whether a sampler of torch's draws item by item, from a generator that others may have."
+    return any(isinstance(each, RandomSampler) and each.replacement and each.generator is not None
+               for each in samplers_of(loader))
+
+class StreamsNow:
+    "The states of the streams, and of a loader's generators, where a pass is left."
     def __init__(self, loader):
         self.streams = RandomStreams.capture()
-        # workers have copies
-        self.generators = [] if getattr(loader, "num_workers", 0) else sample_generators(loader)
+        # workers have copies, and are ahead in an order that is drawn on the way
+        there = not getattr(loader, "num_workers", 0) or draws_at_once(loader)
+        self.generators = loader_generators(loader) if there else []
         self.states = [generator_state(each) for each in self.generators]
+        self.samplers = samplers_of(loader)
 
     def restore(self) -> None:
-        "Restore the global streams, and the generators of the samples."
+        "Restore them, where the pass stands at its place again."
         self.streams.restore()
-        restore_generators(self.generators, self.states)
+        for generator, state in zip(self.generators, self.states):
+            if not self._will_come(generator, state):
+                set_generator_state(generator, state)
+
+    def _will_come(self, generator, state) -> bool:
+        "Whether it is the end of the order that brings a generator to a state: a draw to come."
+        for each in self.samplers:
+            if type(each) is RandomSampler and each.generator is generator and not each.replacement:
+                copied = torch.Generator()
+                copied.set_state(generator.get_state())
+                torch.randperm(len(each.data_source), generator=copied)
+                return torch.equal(copied.get_state(), state)
+        return False
 
 # %% ../../nbs/core/07_data.ipynb #d7359762
 @dataclasses.dataclass
@@ -1194,6 +1250,9 @@ def gives_samples(value) -> bool:
     return (isinstance(value, Dataset) or hasattr(type(value), "__getitem__")
             or hasattr(type(value), "__iter__"))
 
+# object that has a set_epoch: whose number it was given last, and which
+_TOLD: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
 class LoaderSource:
     """A training loader and, where one is needed, its clone over a sampler that can skip.
 
@@ -1209,13 +1268,15 @@ class LoaderSource:
         self.loader, self.seed, self.fast = loader, seed, fast
         self._told_epoch = Search(gives_samples, lambda each: gives_samples(each) and callable(
             getattr(type(each), "set_epoch", None)))
+        self._mine = object()  # among those who tell
         self.opened = as_torch(loader)  # what is iterated
         self.sampler: Any = None  # a clone's sampler
         self.watch = DrawWatch()
         # of samples with an index it is the order that may be drawn on the way
         alone = not getattr(loader, "num_workers", 0) and not isinstance(loader, (list, tuple))
         indexed = skips_by_index(loader)
-        self.watches_order = alone and indexed and own_sampler(loader) is not None
+        self.watches_order = alone and indexed and (own_sampler(loader) is not None
+                                                    or draws_on_the_way(loader))
         self.watches_batches = alone and not indexed and not keeps_place(loader)
         if seed is not None or self.watches_order:
             self.clone()
@@ -1233,12 +1294,29 @@ class LoaderSource:
 
     def set_epoch(self, epoch: int) -> None:
         "Pass the number of the epoch to all objects that shuffle or seed by it."
-        holders = [self.loader, *samplers_of(self.loader)]
-        told = [each for each in holders if hasattr(each, "set_epoch")] + self.told_epoch()
-        for holder in {id(holder): holder for holder in told}.values():  # each once
+        for holder in self.holders():
             holder.set_epoch(epoch)
+            with suppress(TypeError):  # it can be no key
+                _TOLD[holder] = self._mine, epoch
+        self.mark(epoch)
+
+    def mark(self, epoch: int) -> None:
+        "Samples with streams of their own draw by this number."
         if self.seed is not None:
             self.sampler.mark.epoch = epoch
+
+    def holders(self) -> list:
+        "The objects that shuffle or seed by the number of the epoch, each once."
+        holders = [self.loader, *samplers_of(self.loader)]
+        told = [each for each in holders if hasattr(each, "set_epoch")] + self.told_epoch()
+        return list({id(holder): holder for holder in told}.values())
+
+    def has_told(self, holder, epoch: int) -> bool:
+        "Whether this was the last who passed a number on to an object, and it was this one."
+        try:
+            return _TOLD.get(holder) == (self._mine, epoch)
+        except TypeError:
+            return False
 
     def told_epoch(self) -> list:
         "The dataset, and those in it (of Subset, ConcatDataset, a wrapper), with a set_epoch."
@@ -1331,8 +1409,11 @@ class EpochIterator:
         self.epoch = 0  # of the last pass
         self.epoch_start: Any = None  # EpochStart, the random states before that pass
         self._generators_of = LoaderGenerators()
+        # the last number that was passed on, and the random states before, if that moved them on
+        self.told: tuple[int | None, Any] = None, None
         self.workers_persist = False  # an earlier epoch started persistent workers
         self.loader_state: dict | None = None  # of a loader that saves its own position
+        self.begun_with: int | None = None  # generators when the run began here
         self.skipped_batches: dict[int, set[int]] = {}  # epoch to numbers of batches to be skipped
         # those before it, with the place and the step of their end; all share the list
         self.earlier: list[tuple[tuple[int, int], int, EpochIterator]] = []
@@ -1389,13 +1470,38 @@ class EpochIterator:
     def begin(self, epoch: int) -> None:
         "Open a new pass."
         self.loader_state = None
-        self.source.watch.begin()
-        self.source.set_epoch(epoch)
+        self.tell(epoch)
+        self.source.watch.begin(self.generators())
+        if self.begun_with is None:
+            self.begun_with = len(self.generators())
         alive = self.source.has_waiting_workers
         self.epoch_start = EpochStart.capture(self.loader, alive or self.workers_persist,
                                               self._generators_of)
         self.epoch, self.workers_persist = epoch, keeps_workers(self.loader)
         self._raw, self.iterator = self._begin(alive)
+
+    def tell(self, epoch: int) -> None:
+        """Pass the number of an epoch on to what shuffles or seeds by it, once.
+
+        What that draws, another trainer that goes on in this epoch draws from the same states."""
+        source = self.source
+        source.mark(epoch)
+        holders, again = source.holders(), self.told[0] == epoch
+        if again and all(source.has_told(each, epoch) for each in holders) or not holders:
+            self.told = self.told if again else (epoch, None)
+            return
+        before = EpochStart.capture(self.loader, find=self._generators_of)
+        if again:
+            if self.told[1] is not None:
+                self.told[1].restore(self.loader)
+            source.set_epoch(epoch)
+            before.restore(self.loader)
+            return
+        glance = RandomStreams.glance()
+        source.set_epoch(epoch)
+        states = [generator_state(each) for each in self.generators()]
+        still = RandomStreams.glance() == glance and alike(states, before.generators)
+        self.told = epoch, None if still else before
 
     def resume(self, taken: int) -> None:
         "Open the rest of this pass, from batch `taken` on; global streams do not advance."
@@ -1421,10 +1527,10 @@ class EpochIterator:
 
     def _reopen(self, taken: int) -> tuple:
         "As `_begin`, for the rest of a pass from batch `taken` on."
-        now = SampleStreams(self.loader)
-        self.source.watch.again(taken)
+        now = StreamsNow(self.loader)
+        self.source.watch.again(taken, self.generators())
         self.close()
-        self.source.set_epoch(self.epoch)
+        self.tell(self.epoch)
         length: Any = self.length  # known where there is a limit
         if self.limit and taken + self.count_skipped(taken, length) >= length:
             return None, iter(())  # the epoch is over: nothing to draw, nothing to skip
@@ -1441,20 +1547,20 @@ class EpochIterator:
             return opened
         return self._skip_to(taken, now)
 
-    def _skip_to(self, taken: int, now: SampleStreams) -> tuple:
+    def _skip_to(self, taken: int, now: StreamsNow) -> tuple:
         by_index, start = skips_by_index(self.loader), self.epoch_start
         skip = taken if by_index and self.resume_by == "skip" else 0
         by_sampler = by_index and bool(skip or start.reused or self.skipped_in_epoch)
         if by_sampler:
             self.source.skip(skip, start, self.skipped_in_epoch, now.restore if skip else None)
-            self.source.set_epoch(self.epoch)
+            self.source.mark(self.epoch)
         start.restore(self.loader)
         raw, batches = self._open(skip, by_sampler)
         if start.reused and not by_index:
             start.restore(self.loader)
         self._discard(raw, batches, taken, skip, taken - skip - self.count_skipped(skip, taken))
         if taken > skip:  # else the sampler restores them after skipping
-            now.streams.restore()
+            now.restore()
         return raw, batches
 
     def _discard(self, raw, batches, taken: int, first: int, count: int) -> None:
@@ -1502,7 +1608,9 @@ class EpochIterator:
             "epoch": self.epoch, "left_out": self.skipped_batches, "loader": self._loader_state(),
             "workers_persist": self.workers_persist,
             "generators": [generator_state(each) for each in self.generators()],
-            **({"drawn": drawn} if (drawn := self.source.watch.state_dict()) else {})}
+            **({"drawn": drawn} if (drawn := self.source.watch.state_dict()) else {}),
+            **({"told": {"epoch": self.told[0], "start": self.told[1].state_dict()}}
+               if self.told[1] is not None else {})}
 
     def load_state_dict(self, state: dict) -> None:
         "Take the position of a saved run; `open` continues there."
@@ -1513,5 +1621,8 @@ class EpochIterator:
         self.first_batches = self.first_batches.taken_at(kept_start, kept_epoch)
         self.skipped_batches, self.loader_state = state["left_out"], state["loader"]
         self.workers_persist = state["workers_persist"]
+        told = state.get("told", {"epoch": self.epoch, "start": None})
+        self.told = told["epoch"], EpochStart.from_state(told["start"])
         self.source.watch.load_state_dict(state.get("drawn", {}))
         restore_generators(self.generators(), state["generators"])
+        self.begun_with = len(self.generators())

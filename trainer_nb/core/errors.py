@@ -6,7 +6,7 @@
 __all__ = ['SHAPES', 'ABOUT_TENSORS', 'ONE_SAMPLE', 'LOSSES', 'NO_MEMORY', 'BACKWARD',
            'Explanation', 'shown', 'frames_inward', 'tensors_given', 'raised_by_hand',
            'silent_fault', 'out_of_memory', 'memory_advice', 'explanation', 'explain',
-           'release_frames', 'without_frames', 'check_parameters']
+           'release_frames', 'ended_within', 'without_frames', 'check_parameters']
 
 # %% ../../nbs/core/10_errors.ipynb #1aa756a3
 import math
@@ -367,6 +367,14 @@ def release_frames(error: BaseException) -> None:
             if _is_own(frame) or frame.f_globals.get("__name__") in BACKWARD:
                 with suppress(RuntimeError):  # it is running
                     frame.clear()
+
+def ended_within(error: RuntimeError) -> RuntimeError | None:
+    "The error for a StopIteration that came out of a step or a hook; None for another one."
+    if (str(error) != "generator raised StopIteration"  # as Python says it
+        or not isinstance(error.__cause__, StopIteration)):
+        return None
+    return RuntimeError("the step, a loss, a metric or a hook raised StopIteration: next() of "
+                        "something that has ended. Give next() a default, or begin it again")
 
 def without_frames(error: BaseException) -> BaseException:
     "An exception with the same type, arguments and notes, but without a traceback."

@@ -17,8 +17,8 @@ import torch
 
 from .data import (NO_BATCH, all_batches, by_number, check_loader, close_iterator,
                                   keeps_order, limited, LoaderGenerators,
-                                  loader_length, opened, other_length, pass_indices, stays_open,
-                                  uncertain_size)
+                                  loader_length, only_once, opened, other_length, pass_indices,
+                                  stays_open, uncertain_size)
 from .engine import Engine
 from .errors import explain
 from .hook import HookSet
@@ -49,6 +49,11 @@ def named_loaders(valid_dl) -> dict:
         check_loader("the validation loader", valid_dl)
         return {"valid": valid_dl}
     for name in valid_dl:
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r} as the name of a validation loader: a text is meant, as in "
+                            '{"other": loader}')
+        if valid_dl[name] is None:
+            raise TypeError(f"the loader {name!r} is None: leave it out")
         check_loader(f"the loader {name!r}", valid_dl[name])
         if name in ("train", "test"):
             raise ValueError(f"a validation loader may not be called {name!r}: its records would "
@@ -221,7 +226,9 @@ class Evaluator:
             if not (whole and stays_open(iterator, loader)):
                 close_iterator(iterator, loader)
         if not sum(engine.gather(count)):
-            raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate")
+            raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate"
+                             + (" (what can be iterated only once cannot be evaluated again: pass "
+                                "a DataLoader or a list)" if only_once(loader) else ""))
         length = loader_length(loader)
         if not engine.is_distributed and length is not None and count != min(length, limit or inf):
             self.warn_length(f"the loader {name!r}", count, length)

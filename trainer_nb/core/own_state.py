@@ -43,8 +43,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .hook import ComponentHook, LambdaHook, has_state
 from .state import StepState, warn
-from ..support.bytecode import (ADDING, acts, done_in, keeps, names_in, reads,
-                                         set_outside, stores)
+from ..support.bytecode import (ADDING, acts, done_in, names_in, reads, set_outside,
+                                         sets_anew, stores)
 from ..support.torch_private import (global_hooks, module_hooks, persistent_buffers,
                                            tensor_hooks, write_count)
 from ..support.undo import CONTAINERS, Undo
@@ -672,6 +672,17 @@ class RunObjects:
                     *(type(each) for each in used if _is_object(each)),
                     *map(type, self.kept_modules())}))
 
+    def callers(self, name: str) -> list[str]:
+        "The hooks of the user's whose code names something."
+        def enter(value):
+            return isinstance(value, (list, FunctionType, MethodType, functools.partial))
+        hooks = {row.name: getattr(row.hook, "component", row.hook) for row in self.hooks
+                 if not _of_package(row.hook) or isinstance(row.hook, LambdaHook)}
+        return [key for key, hook in hooks.items() if any(
+            isinstance(each, FunctionType) and _own_code(each) and name in names_in(each.__code__)
+            for _, each in search({"": [*_methods(type(hook)),
+                                        *getattr(hook, "__dict__", {}).values()]}, enter))]
+
     def on_hooks(self) -> list:
         "The user's hooks that may change the run, and what they hold."
         acting = self.acting()
@@ -908,7 +919,7 @@ def _is_epoch(holder, name: str) -> bool:
     told = getattr(holder, "set_epoch", None)
     code = getattr(getattr(told, "__func__", told), "__code__", None)
     name = name.removeprefix(".")
-    return (told is not None and ("epoch" in name or code is not None and name in keeps(code))
+    return (told is not None and ("epoch" in name or code is not None and sets_anew(code, name))
             and not any(name in stores(each.__code__) for each in _methods(type(holder))
                         if each.__code__ is not code))
 
@@ -916,8 +927,7 @@ def _is_of_pass(holder, name: str) -> bool:
     "Whether each pass over an object of the data sets this attribute anew, in its `__iter__`."
     begin = getattr(type(holder), "__iter__", None)
     return (isinstance(begin, FunctionType) and _own_code(begin)
-            and name.removeprefix(".") in stores(begin.__code__)
-            and not reads(begin.__code__, name))
+            and sets_anew(begin.__code__, name.removeprefix(".")))
 
 def _is_read(holder, name: str, lookups: bool = True) -> bool:
     """Whether the code of a class or function reads what it holds under a name of `held_by`.
@@ -1128,7 +1138,7 @@ class Mark:
             users.extend(self._acting)  # who reaches it by way of the trainer
         within = users if container or looks else [*users, *self._functions_of(kind)]
         for inner, name, each in held:
-            if not lengths and _is_of_pass(holder, name):
+            if not lengths and (_is_of_pass(holder, name) or _is_epoch(holder, name)):
                 self._of_pass.add(id(each))
                 continue
             if isinstance(each, _CONTAINERS) or _is_object(each):

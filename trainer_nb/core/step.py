@@ -247,6 +247,8 @@ def check_output(output, training: bool) -> None:
     if loss.numel() != 1:
         raise ValueError(f"the loss has {loss.numel()} elements (shape {tuple(loss.shape)}): "
                          "return one, say loss.mean()")
+    if loss.is_complex():
+        raise TypeError("the loss is complex: return a real one, say loss.abs()")
     if training and not loss.requires_grad:
         raise ValueError("the loss has no gradient: it was computed from detached values, under "
                          "no_grad, or every parameter is frozen")
@@ -255,7 +257,12 @@ def check_output(output, training: bool) -> None:
 def items(output, samples: int | None):
     "The items that the loss is the mean of: the step's `n`, or the samples; ValueError for 0."
     n = output.get("n", samples)
-    if not isinstance(n, torch.Tensor) and n is not None and n <= 0 and output["loss"] is not None:
+    if isinstance(n, torch.Tensor) or n is None:
+        return n
+    if not hasattr(n, "__float__"):
+        raise TypeError(f"the step function returned n={n!r}: the number of items that the loss is "
+                        "the mean of is meant")
+    if not n > 0 and output["loss"] is not None:
         what = f"n={n!r}" if "n" in output else "a loss for a batch that holds no sample"
         raise ValueError(f"the step function returned {what}: the loss must be the mean of 1 item "
                          f"or more (a batch without items returns {{'loss': None}})")

@@ -370,6 +370,7 @@ class TrainingLoop:
         text = modes.news(*modes.train())
         if text and self.engine.is_main:
             say(f"modes: {text}. keep_modes=True leaves modes as they are")
+        self.data.tell(self.state.epoch)  # what a hook passes on instead is what holds
         self.hooks.fire("before_epoch", owner)
         self.hooks.fire("before_train", owner)
         self.state.enter(Phase.ITERATE)

@@ -496,7 +496,7 @@ class SharedEpochIterator(EpochIterator):
     def _reopen(self, taken: int) -> tuple:
         now = RandomStreams.capture()
         self.close()
-        self.source.set_epoch(self.epoch)
+        self.tell(self.epoch)
         self.epoch_start.restore(self.loader)
         opened = self._open_shared(taken, now)
         if taken == self.length and opened[0] is not None:

@@ -280,6 +280,9 @@ class History:
     def __getitem__(self, name: str) -> np.ndarray:
         return self.series(name).values
 
+    def __iter__(self):
+        return iter(self.names)
+
     def __contains__(self, name: str) -> bool:
         return name in self.names
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ADDING', 'within', 'codes', 'names_in', 'done_in', 'set_outside', 'instructions',
-           'reads', 'keeps', 'stores', 'acts']
+           'reads', 'sets_anew', 'stores', 'acts']
 
 # %% ../../nbs/support/bytecode.ipynb #566d9b43
 import dis
@@ -79,11 +79,11 @@ def reads(code: CodeType, name: str, lookups: bool = True) -> bool:
 
 _VARIABLES = "DEREF", "GLOBAL", "NAME", "FAST"
 
-def keeps(code: CodeType) -> set[str]:
-    "The attributes of its first argument in which a method stores its second one as it is."
-    lines, given = list(instructions(code)), code.co_varnames[:2]
-    return {each.argval for before, holder, each in zip(lines, lines[1:], lines[2:])
-            if each.opname == "STORE_ATTR" and (holder.argval, before.argval) == given}
+def sets_anew(code: CodeType, name: str) -> bool:
+    "Whether code sets an attribute, in any case, before it does anything else with it."
+    first = next((each for each in dis.get_instructions(code) if each.argval == name
+                  or "JUMP" in each.opname or each.opname in ("FOR_ITER", "SEND")), None)
+    return first is not None and first.opname == "STORE_ATTR" and first.argval == name
 
 @lru_cache(1000)
 def stores(code: CodeType) -> set[str]:

@@ -362,10 +362,13 @@ def cut_order(batch_sampler):
             else:
                 last = part
         size = size if drop_last else batch_sampler.batch_size
-    if generator is not None:
-        torch.randperm(count, generator=generator)
-    if len(last) and not drop_last:
-        yield last
+    more = len(sampler) - count  # torch asks again at the end: the data may have grown
+    if type(sampler) is RandomSampler and (more or generator is not None):
+        tail = torch.randperm(count, generator=own)
+        last = torch.cat([last, tail[:more % count]]) if more else last
+    for part in last.split(size):
+        if len(part) and (len(part) == size or not drop_last):
+            yield part
 
 def _cut_as_torch_does() -> bool:
     "Whether `cut_order` gives torch's batches, and leaves the random state where torch does."

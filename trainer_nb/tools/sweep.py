@@ -182,7 +182,7 @@ def begin_trial(run, loader, parts: list[StepPart]) -> None:
 
 def reopen_data(run, state: dict, loader) -> None:
     "A loader that knows only one pass at a time is opened again where the run was."
-    run.data.source.set_epoch(run.data.epoch)
+    run.data.tell(run.data.epoch)
     shared = loader is run.train_dl and run.data.iterator is not None
     if not shared or skips_by_index(loader) or not hasattr(loader, "dataset"):
         return
@@ -200,6 +200,9 @@ class Trial:
     def open(self, train_dl=None):
         "Whatever steps are taken while this is open, afterwards the run is as before."
         run = self.trainer
+        if run.driver.points.in_step() and run.driver.status.mine():
+            raise RuntimeError("a trial in the middle of a step: trainer.ask(function) calls at "
+                               "the next boundary")
         loader = run.train_dl if train_dl is None else train_dl
         check_trial(loader)
         check_same_parameters(run.engine, run.loss_fn)

@@ -1,0 +1,140 @@
+"""Mistakes in a step, or around it, are told in words, before anything has changed."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainer_nb import LambdaHook, Trainer
+
+X, Y = torch.randn(40, 4), torch.randn(40, 1)
+DATA = DataLoader(TensorDataset(X, Y), 8)
+
+
+def run(**settings):
+    """A plain run."""
+    model = nn.Linear(4, 1)
+    settings = {"train_dl": DATA, "epochs": 2, "progress": False, "device": "cpu",
+                "optim": lambda p: torch.optim.SGD(p, 0.05), **settings}
+    if "train_step" not in settings:
+        settings["loss_fn"] = settings.get("loss_fn", nn.MSELoss())
+    return Trainer(model, **settings)
+
+
+def ended(*given):
+    """What has ended."""
+    return next(iter(()))
+
+
+ENDED = {
+    "step": lambda: run(train_step=ended),
+    "loss": lambda: run(loss_fn=ended),
+    "hook": lambda: run(hooks=[LambdaHook(after_step=ended)]),
+    "metric": lambda: run(valid_dl=DATA, metrics={"mine": ended}),
+}
+
+
+@pytest.mark.parametrize("place", ENDED)
+def test_next_of_something_that_has_ended(place):
+    """It ends no epoch, and Python's words alone would not say where it came from."""
+    with pytest.raises(RuntimeError, match="the step, a loss, a metric or a hook raised StopIter"):
+        ENDED[place]().fit()
+
+
+def test_an_error_of_ones_own_from_such_an_end_is_left_alone():
+    """Its text and its cause are the user's."""
+    def step(batch, trainer):
+        try:
+            ended()
+        except StopIteration as end:
+            raise RuntimeError("no more of it") from end
+    with pytest.raises(RuntimeError, match="^no more of it") as caught:
+        run(train_step=step).fit()
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+@pytest.mark.parametrize("n, kind", [("x", TypeError), (float("nan"), ValueError),
+                                     (-1, ValueError), ([3], TypeError)])
+def test_a_number_of_items_that_is_none(n, kind):
+    """Named, and the weights are as they were."""
+    trainer = run(train_step=lambda batch, trainer: {
+        "loss": mse_loss(trainer.model(batch[0]), batch[1]), "n": n})
+    before = trainer.model.weight.detach().clone()
+    with pytest.raises(kind, match="the step function returned n="):
+        trainer.fit()
+    assert torch.equal(trainer.model.weight, before)
+
+
+def test_steps_and_epochs_together():
+    """One of them would have no effect."""
+    trainer = run()
+    with pytest.raises(ValueError, match=r"step\(3, epochs=1\)"):
+        trainer.step(3, epochs=1)
+    assert trainer.step_state.optimizer_step == 0
+    trainer.step(epochs=1)
+    assert trainer.step_state.optimizer_step == 5
+
+
+def test_a_trial_in_the_middle_of_a_step():
+    """Its steps would write to what the backward pass still needs."""
+    def try_one(trainer):
+        with trainer.trial() as trial:
+            trial.step()
+    trainer = run(hooks=[LambdaHook(after_loss=try_one)])
+    with pytest.raises(RuntimeError, match="a trial in the middle of a step: trainer.ask"):
+        trainer.fit()
+    asked = run(hooks=[LambdaHook(after_loss=lambda trainer: trainer.ask(
+        lambda: try_one(trainer)))])
+    plain = run()
+    for each in (asked, plain):
+        with torch.no_grad():
+            each.model.weight.fill_(0.1), each.model.bias.fill_(0.1)
+        each.fit()
+    assert torch.equal(asked.model.weight, plain.model.weight)
+
+
+LOADERS = {
+    "a number": (5, "5, which gives no batches"),
+    "a function": (lambda: DATA, "which gives no batches.*: what it returns is meant"),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("name", ["train_dl", "valid_dl", "of several"])
+def test_what_gives_no_batches_is_refused_at_once(kind, name):
+    """And not when the epoch is over."""
+    value, text = LOADERS[kind]
+    given = {"valid_dl": {"other": value}} if name == "of several" else {name: value}
+    with pytest.raises(TypeError, match=text):
+        run(**given)
+
+
+@pytest.mark.parametrize("given, text", [({1: DATA}, "1 as the name of a validation loader"),
+                                         ({"other": None}, "the loader 'other' is None")])
+def test_names_and_gaps_of_validation_loaders(given, text):
+    """Refused at once."""
+    with pytest.raises(TypeError, match=text):
+        run(valid_dl=given)
+
+
+def test_validation_batches_that_come_only_once():
+    """The second evaluation says why there are none."""
+    with pytest.raises(ValueError, match="cannot be evaluated again: pass a DataLoader or a list"):
+        run(valid_dl=(batch for batch in DATA)).fit()
+
+
+def test_a_sparse_batch_has_no_slices():
+    """It is not divided."""
+    batches = [X[:4].to_sparse()] * 3
+    trainer = run(train_dl=batches, micro_batch_size=2, train_step=lambda batch, trainer: {
+        "loss": trainer.model(batch.to_dense()).mean()})
+    with pytest.raises(ValueError, match="cannot be split"):
+        trainer.fit()
+
+
+def test_the_names_of_a_history():
+    """As those of a dict."""
+    trainer = run()
+    trainer.fit()
+    assert {"train/loss", "lr"} <= {*trainer.history}
