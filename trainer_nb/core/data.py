@@ -401,7 +401,6 @@ def skips_by_index(loader) -> bool:
     return (isinstance(loader, DataLoader) and iterates_as_shipped(loader)
             and not isinstance(loader.dataset, IterableDataset))
 
-
 # %% ../../nbs/core/07_data.ipynb #50b7a551
 TASKS = "/proc/self/task"  # on Linux: the threads of this process
 FORKS_HANG = (3, 8) <= sys.version_info < (3, 11, 10) and os.path.isdir(TASKS)
@@ -952,16 +951,16 @@ class DrawWatch:
     A loader that is iterated alone, to come back to a place, draws the same only from these."""
     def __init__(self):
         self.marks: dict[int, RandomStreams] = {}  # number of an item in the pass to the states
-        self.generators: list = []  # of the loader, which others may draw from as well
+        self.generators: Any = ()  # of the loader, which others may draw from as well
         self.states: dict[int, list] = {}  # number of an item to their states
         self.until = 0  # the items before this one are drawn again
         self.full = False  # there were more than are kept
 
-    def begin(self, generators: list) -> None:
+    def begin(self, generators=()) -> None:
         "A new pass, over a loader with these generators."
         self.marks, self.states, self.until, self.generators = {}, {}, 0, generators
 
-    def again(self, taken: int, generators: list) -> None:
+    def again(self, taken: int, generators=()) -> None:
         "The pass is begun again, to come back to the item of this number."
         self.marks = {number: each for number, each in self.marks.items() if number < taken}
         self.states = {number: each for number, each in self.states.items() if number < taken}
