@@ -980,7 +980,8 @@ class DrawWatch:
         "The states before an item, where there are any."
         if number in self.marks:
             self.marks[number].restore()
-            restore_generators(self.generators, self.states.get(number, []))
+            for generator, state in zip(self.generators, self.states.get(number, ())):
+                set_generator_state(generator, state)
 
     def mark(self, number: int, streams: RandomStreams, states: list) -> None:
         "Keep the states before an item."
