@@ -120,7 +120,7 @@ def test_names_and_gaps_of_validation_loaders(given, text):
 
 def test_validation_batches_that_come_only_once():
     """The second evaluation says why there are none."""
-    with pytest.raises(ValueError, match="cannot be evaluated again: pass a DataLoader or a list"):
+    with pytest.raises(ValueError, match="nothing to evaluate: a generator can be"):
         run(valid_dl=(batch for batch in DATA)).fit()
 
 

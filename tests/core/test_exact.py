@@ -415,7 +415,8 @@ def test_in_the_middle_of_a_step_it_is_refused(point):
     drive(trainer, plan)
     straight = straight_run(plan, hooks=[Mix(), Bend(), LambdaHook(name="asks")])
     assert len(states) == 1 and refused
-    trainer.driver.carried.found.clear()  # the hook goes by a list of its own, which may be named
+    # the hook goes by a list of its own, which may be named
+    trainer.driver.carried.findings.found.clear()
     assert_same(trainer, straight)
     assert_continues(through_file(states[0]), plan, straight, weights=3,
                      hooks=[Mix(), Bend(), LambdaHook(name="asks")])

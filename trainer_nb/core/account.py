@@ -195,8 +195,8 @@ def exactness(trainer) -> Exactness:
     found.add(plan_exactness(trainer.plan, (Plan,)))
     if trainer.step_state.inexact:
         found.obstacles.append(trainer.step_state.inexact)
-    found.obstacles += trainer.driver.carried.obstacles()
-    found.assumed += trainer.driver.carried.assumptions()
+    found.obstacles += trainer.driver.carried.findings.obstacles()
+    found.assumed += trainer.driver.carried.findings.assumptions()
     found.obstacles += [f"from step {entry.step} on optimizer and schedule are {entry.new}"
                         for entry in trainer.journal.surviving() if entry.kind == "load"]
     found.assumed += [f"a trainer that goes on from a file has the {name} that was set by hand "

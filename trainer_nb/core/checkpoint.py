@@ -62,8 +62,7 @@ class PositionPart:
         "The position of this moment."
         loop, state, driver = self.loop, self.loop.state, self.driver
         runner, plan = loop.runner, loop.plan
-        finite, found = runner.gradients.finite, driver.carried.found
-        assumed = driver.carried.assumed
+        finite = runner.gradients.finite
         first = driver.journal.header.get("data")  # of a file, perhaps
         data = self.data(samples=isinstance(first, dict) and "first_samples" in first)
         return {"position": {
@@ -76,8 +75,7 @@ class PositionPart:
             "finite": (finite.skipped, finite.in_a_row), "micro_batch": runner.micro.found,
             "steps_before": loop.steps_before,
             "data": {"batches": loop.data.length, **data},
-            **({"carried": dict(found)} if found else {}),
-            **({"assumed": dict(assumed)} if assumed else {})}}
+            **driver.carried.findings.state_dict()}}
 
     def restore(self, state: dict) -> None:
         "Take the position of a saved run."
@@ -95,8 +93,7 @@ class PositionPart:
         loop.best.become(given["best"])
         loop.become(given["last_records"], given["steps_before"])
         runner.gradients.finite.become(*given["finite"])
-        driver.carried.found |= given.get("carried", {})
-        driver.carried.assumed |= given.get("assumed", {})
+        driver.carried.findings.load_state_dict(given)
         if given["micro_batch"] is not None:
             runner.micro.use(given["micro_batch"])
 

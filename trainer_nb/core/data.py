@@ -15,8 +15,8 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'TASKS', 'FORKS_HANG', 'OPEN_ITERATORS', 'N
            'check_workers', 'all_batches', 'other_length', 'has_workers', 'end_workers',
            'kill_workers', 'OpenIterators', 'SeededSamples', 'EpochMark', 'index_tensor',
            'looked_up', 'stacks_in_rows', 'rows', 'rows_of_several', 'joined_rows',
-           'BatchesByIndex', 'made_by_index', 'by_index', 'only_once', 'rest_of',
-           'open_loader', 'close_iterator', 'keeps_workers', 'stays_open',
+           'BatchesByIndex', 'made_by_index', 'by_index', 'only_once', 'no_batch',
+           'rest_of', 'open_loader', 'close_iterator', 'keeps_workers', 'stays_open',
            'end_persistent_workers', 'opened', 'left', 'too_short', 'SkippingSampler',
            'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
            'held_by_loader', 'loader_search', 'LoaderGenerators', 'loader_generators',
@@ -814,6 +814,12 @@ def only_once(loader) -> bool:
     "Whether a loader is an iterator, and its `__iter__` does not begin anew."
     begin = getattr(getattr(type(loader), "__iter__", None), "__code__", None)
     return hasattr(loader, "__next__") and not (begin is not None and begin.co_names)
+
+def no_batch(text: str, loader) -> ValueError:
+    "The error for a loader that gave nothing: `text`, and why, where that can be seen."
+    again = (": a generator can be iterated only once, pass a DataLoader or a list"
+             if only_once(loader) else "")
+    return ValueError(f"{text}{again}")
 
 def rest_of(iterator):
     "What an iterator gives; whoever calls `iter()` does not make it begin anew."

@@ -17,7 +17,7 @@ import torch
 
 from .data import (NO_BATCH, all_batches, by_number, check_loader, close_iterator,
                                   keeps_order, limited, LoaderGenerators,
-                                  loader_length, only_once, opened, other_length, pass_indices,
+                                  loader_length, no_batch, opened, other_length, pass_indices,
                                   stays_open, uncertain_size)
 from .engine import Engine
 from .errors import explain
@@ -226,9 +226,7 @@ class Evaluator:
             if not (whole and stays_open(iterator, loader)):
                 close_iterator(iterator, loader)
         if not sum(engine.gather(count)):
-            raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate"
-                             + (" (what can be iterated only once cannot be evaluated again: pass "
-                                "a DataLoader or a list)" if only_once(loader) else ""))
+            raise no_batch(f"the loader {name!r} gave no batch, nothing to evaluate", loader)
         length = loader_length(loader)
         if not engine.is_distributed and length is not None and count != min(length, limit or inf):
             self.warn_length(f"the loader {name!r}", count, length)

@@ -7,7 +7,7 @@ __all__ = ['GENERATORS', 'LONG', 'MANY', 'PLAIN', 'LARGE', 'MOST', 'SMALL', 'FEW
            'held_by', 'search', 'walk', 'Seen', 'generators_in', 'Search',
            'generator_search', 'generator_state', 'set_generator_state', 'alike',
            'undo_objects', 'RunObjects', 'leave_gradients', 'Glance', 'Mark',
-           'CarriedState']
+           'state_leaves', 'Findings', 'CarriedState']
 
 # %% ../../nbs/core/06_own_state.ipynb #09b128cb
 import functools
@@ -1248,7 +1248,26 @@ def _is_kept(value, leaves: list) -> bool:
     tensors = [each for each in held if isinstance(each, torch.Tensor)]
     return bool(tensors) and all(_is_kept(each, leaves) for each in tensors)
 
-# %% ../../nbs/core/06_own_state.ipynb #4a96ab09
+# %% ../../nbs/core/06_own_state.ipynb #823b774a
+def state_leaves(objects: RunObjects, name: str | None = None) -> list:
+    """The values in the states of users' hooks and modules, except those that raise.
+
+    `name`: of the hook of this name alone."""
+    hooks = [row.hook for row in objects.hooks
+             if row.trait("kept") and has_state(row.hook) and name in (None, row.name)]
+    extra = [each for each in objects.kept_modules() if name is None
+             and type(each).get_extra_state is not torch.nn.Module.get_extra_state]
+    optims = [each for each in objects.optims if name is None
+              and type(each).state_dict is not torch.optim.Optimizer.state_dict]
+    leaves = []
+    for give in [*(each.state_dict for each in [*hooks, *optims] if not _of_package(each)),
+                 *(each.get_extra_state for each in extra)]:
+        try:
+            leaves.extend(_leaves(give()))
+        except Exception:  # a checkpoint will raise it again
+            continue
+    return leaves
+
 _AGAIN = ("is kept as it is now, and who goes on in the middle of an epoch begins the epoch again "
           "with it, to come back to the place: exact is a state of an epoch's end")
 _FIRST = "was set by the first steps: a trainer that goes on sets it to the same in its own"
@@ -1256,6 +1275,78 @@ _LATE = "came with a later step: a trainer that goes on makes the same of it"
 _BETWEEN = ("was changed between two drives: a program that goes on from a file changes it alike, "
             "and a rewind does not take it back")
 
+class Findings:
+    """What steps carry beside the state, and what a run that goes on has to do alike, by name."""
+    def __init__(self):
+        self.found: dict[str, str] = {}  # name to what changes it
+        self.assumed: dict[str, str] = {}  # name to what has to be done alike
+
+    def state_dict(self) -> dict:
+        "Both, for a checkpoint; what is empty is left out."
+        return {name: dict(each) for name, each in (("carried", self.found),
+                                                    ("assumed", self.assumed)) if each}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Add what another trainer has found in this run."
+        self.found |= state.get("carried", {})
+        self.assumed |= state.get("assumed", {})
+
+    def note(self, objects: RunObjects, before: Mark, mark: Mark, changed: dict, text: str,
+             in_epoch: bool = False) -> None:
+        """Name what has changed between two marks, `changed`, and is in no state.
+
+        `in_epoch`: both are of one epoch."""
+        if not changed:
+            return
+        leaves = state_leaves(objects)
+        seen = {_storage(each) for each in objects.result_tensors()} - {None}
+        loss, hooks = _storage(objects.loss), {row.name for row in objects.hooks}
+        own = {name: state_leaves(objects, name) for name in hooks
+               & {path.partition(".")[0] for path in changed}}
+        for path, value in changed.items():
+            # two hooks may have the same number
+            root, name = re.split(r"[.\[ ]", path, maxsplit=1)[0], _name_of(path)
+            mine = own.get(root, leaves) if isinstance(value, PLAIN) else leaves
+            if _is_kept(value, mine):
+                if root in objects.again() and in_epoch:
+                    self.found.setdefault(name, _AGAIN)
+                continue
+            result = isinstance(value, torch.Tensor) and _storage(value) in seen
+            if result and root in objects.others:  # or the data, which a step has written to
+                result = before.values[path][0] is not value
+            if not result and not (_storage(value) == loss and root in hooks):
+                self.found.setdefault(mark.name_of(path), text)
+
+    def assume(self, objects: RunObjects, before: Mark, mark: Mark, text: str,
+               changed: bool = True) -> None:
+        "Name what a mark has and an earlier one had not; `changed`: also what is another now."
+        if mark is before:
+            return
+        found = mark.new_since(before) | (mark.changed_since(before) if changed else {})
+        leaves = state_leaves(objects) if found else []
+        for path, value in found.items():
+            if _is_kept(value, leaves):
+                continue
+            # who goes on does again what a flag, or a number, was to be done once for
+            flag = bool, float if path not in before.values else PLAIN
+            if text is _FIRST and isinstance(value, flag):
+                self.found.setdefault(mark.name_of(path), "the first steps set it")
+            else:
+                self.assumed.setdefault(mark.name_of(path), text)
+
+    def obstacles(self) -> list[str]:
+        "A sentence for each value."
+        keeps = {True: "optimizer.state", False: "register_buffer() in the model"}
+        return [f"{name} {text}" if text == _AGAIN else
+                f"{name} is not part of the state, and {text}: "
+                f"{keeps[name.startswith('optim')]} or a hook's state_dict() keeps it"
+                for name, text in self.found.items()]
+
+    def assumptions(self) -> list[str]:
+        "A sentence for each value that may be the same again."
+        return [f"{name} {text}" for name, text in self.assumed.items() if name not in self.found]
+
+# %% ../../nbs/core/06_own_state.ipynb #4a96ab09
 class CarriedState:
     """The values that steps carry from one to the next and that are in no state, by name.
 
@@ -1265,8 +1356,7 @@ class CarriedState:
         self.state = state
         # returns the objects that steps work with; None: nothing is compared
         self.objects: Callable[[], RunObjects] | None = None
-        self.found: dict[str, str] = {}  # name to what changes it
-        self.assumed: dict[str, str] = {}  # name to what a run that goes on has to do alike
+        self.findings = Findings()
         self.cold: Mark | None = None  # before the first step
         self.late = 0  # boundaries up to the next look at what came late; 0: none is to come
         self.base: Mark | None = None
@@ -1295,7 +1385,7 @@ class CarriedState:
             last = self.last
             self._take()
             if last is not None:
-                self._assume(last, _BETWEEN)
+                self._assume(last, self.base, _BETWEEN)
         elif self.cold is None and (objects := self.objects()).set_something():
             self.cold = Mark(objects)
         if not self.settled:
@@ -1345,11 +1435,10 @@ class CarriedState:
         if before.glance.same(objects):
             return
         mark = Mark(objects, before.whole)
-        self._note(objects, before, mark,
-                   {path: each for path, each in mark.changed_since(before).items()
-                    if path.startswith(names) and (path.startswith(beside)
-                                                   or mark.is_named(path, objects))},
-                   "evaluations change it")
+        changed = {path: each for path, each in mark.changed_since(before).items()
+                   if path.startswith(names) and (path.startswith(beside)
+                                                  or mark.is_named(path, objects))}
+        self.findings.note(objects, before, mark, changed, "evaluations change it")
 
     def forget(self) -> None:
         "The run has other parts from here on: their values are compared anew."
@@ -1383,33 +1472,16 @@ class CarriedState:
                 self.compare()
                 if evaluated or self.last is not base:
                     self._take(base.whole)
-                self._assume(base, _LATE, changed=False)
+                self._assume(base, self.base, _LATE, changed=False)
             self._look_late(2 * wait)
         if self.schedule is not None:
             self.schedule(look, self.state.boundary + wait)
         else:
             self.late = 0
 
-    def _assume(self, before: Mark, text: str, changed: bool = True) -> None:
-        "Note what the base has and an earlier mark had not; `changed`: also what is another now."
-        base = self.base
-        if base is None or base is before or self.objects is None:
-            return
-        objects, found = self.objects(), base.new_since(before)
-        if changed:
-            found |= base.changed_since(before)
-        leaves = self._state_leaves(objects) if found else []
-        for path, value in found.items():
-            if _is_kept(value, leaves):
-                continue
-            # who goes on does again what a flag, or a number, was to be done once for
-            flag = text is _FIRST and isinstance(value, (bool, float) if path not in before.values
-                                                 else PLAIN)
-            name = base.name_of(path)
-            if flag:
-                self.found.setdefault(name, "the first steps set it")
-            else:
-                self.assumed.setdefault(name, text)
+    def _assume(self, before: Mark, mark: Mark | None, text: str, changed: bool = True) -> None:
+        if mark is not None and self.objects is not None:
+            self.findings.assume(self.objects(), before, mark, text, changed)
 
     def _is_warm(self) -> bool:
         self.warm = self.warm or self._place()[0] > self.base_at[0]
@@ -1428,7 +1500,7 @@ class CarriedState:
             self.base_epoch = self.state.epoch
         cold, self.cold = self.cold, None
         if cold is not None:
-            self._assume(cold, _FIRST)
+            self._assume(cold, mark, _FIRST)
 
     def compare(self) -> None:
         "Name the values that have changed since the base, if a step was made since then."
@@ -1441,16 +1513,14 @@ class CarriedState:
             mark = Mark(objects, base.whole)
             changed = mark.changed_since(base)
         self.last = mark
-        if mark is not base:
-            self.base, before = mark, base
-            self._assume(before, _LATE, changed=False)
-            self.base = before
+        self._assume(base, mark, _LATE, changed=False)
         if self._place()[1] == begun[1]:
             self.settled = mark.training == base.training
         else:  # other values may be results of the evaluation
             changed = {path: each for path, each in changed.items() if path.startswith("optim")
                        or isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
-        self._note(objects, base, mark, changed, "steps change it")
+        self.findings.note(objects, base, mark, changed, "steps change it",
+                           self.state.epoch == self.base_epoch)
 
     @contextmanager
     def replacing(self):
@@ -1466,69 +1536,15 @@ class CarriedState:
         self.compare()
         self.base = self.schedule = None
 
-    def _note(self, objects: RunObjects, before: Mark, mark: Mark, changed: dict,
-              text: str) -> None:
-        if not changed:
-            return
-        leaves = self._state_leaves(objects)
-        seen = {_storage(each) for each in objects.result_tensors()} - {None}
-        loss, hooks = _storage(objects.loss), {row.name for row in objects.hooks}
-        own = {name: self._state_leaves(objects, name) for name in hooks
-               & {path.partition(".")[0] for path in changed}}
-        for path, value in changed.items():
-            # two hooks may have the same number
-            root, name = re.split(r"[.\[ ]", path, maxsplit=1)[0], _name_of(path)
-            mine = own.get(root, leaves) if isinstance(value, PLAIN) else leaves
-            if _is_kept(value, mine):
-                if root in objects.again() and self.state.epoch == self.base_epoch:
-                    self.found.setdefault(name, _AGAIN)
-                continue
-            result = isinstance(value, torch.Tensor) and _storage(value) in seen
-            if result and root in objects.others:  # or the data, which a step has written to
-                result = before.values[path][0] is not value
-            if not result and not (_storage(value) == loss and root in hooks):
-                self.found.setdefault(mark.name_of(path), text)
-
-    @staticmethod
-    def _state_leaves(objects: RunObjects, name: str | None = None) -> list:
-        """The values in the states of users' hooks and modules, except those that raise.
-
-        `name`: of the hook of this name alone."""
-        hooks = [row.hook for row in objects.hooks
-                 if row.trait("kept") and has_state(row.hook) and name in (None, row.name)]
-        extra = [each for each in objects.kept_modules() if name is None
-                 and type(each).get_extra_state is not torch.nn.Module.get_extra_state]
-        optims = [each for each in objects.optims if name is None
-                  and type(each).state_dict is not torch.optim.Optimizer.state_dict]
-        leaves = []
-        for give in [*(each.state_dict for each in [*hooks, *optims] if not _of_package(each)),
-                     *(each.get_extra_state for each in extra)]:
-            try:
-                leaves.extend(_leaves(give()))
-            except Exception:  # a checkpoint will raise it again
-                continue
-        return leaves
-
     def evaluation(self, name: str):
         "A function to call after an evaluation in a pause: it notes which of these values changed."
-        objects = self.objects if self.found else None
+        objects = self.objects if self.findings.found else None
         before = None if objects is None else Mark(objects())
         def compare():
             if before is not None and objects is not None:
                 now = Mark(objects())
                 changed = [_name_of(path) for path in now.changed_since(before)]
-                self.found |= {each: f"steps change it, and so did a {name} in a pause"
-                               for each in changed if each in self.found}
+                found = self.findings.found
+                found |= {each: f"steps change it, and so did a {name} in a pause"
+                          for each in changed if each in found}
         return compare
-
-    def obstacles(self) -> list[str]:
-        "A sentence for each value."
-        keeps = {True: "optimizer.state", False: "register_buffer() in the model"}
-        return [f"{name} {text}" if text == _AGAIN else
-                f"{name} is not part of the state, and {text}: "
-                f"{keeps[name.startswith('optim')]} or a hook's state_dict() keeps it"
-                for name, text in self.found.items()]
-
-    def assumptions(self) -> list[str]:
-        "A sentence for each value that may be the same again."
-        return [f"{name} {text}" for name, text in self.assumed.items() if name not in self.found]

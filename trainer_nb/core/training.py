@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .data import (NO_BATCH, EpochIterator, check_end, check_workers,
-                                  end_persistent_workers, skips_by_index)
+                                  end_persistent_workers, no_batch, skips_by_index)
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .own_state import leave_gradients
 from .runner import StepRunner, batch_name, no_gradient
@@ -438,9 +438,8 @@ class TrainingLoop:
         with state.unrepeatable():
             self.data.end_epoch()
             if not taken:
-                again = (": a generator can be iterated only once, pass a DataLoader or a list"
-                         if state.epoch else "")
-                raise ValueError(f"train_dl gave no batch in epoch {state.epoch + 1}{again}")
+                raise no_batch(f"train_dl gave no batch in epoch {state.epoch + 1}",
+                               self.data.loader)
             if self.data.length not in (None, taken):
                 self.evaluator.warn_length("train_dl", taken, self.data.length)
             if self.plan.max_steps is not None and not self.plan.at_last_step(state):
