@@ -530,6 +530,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.EpochIterator.tell': ( 'core/data.html#epochiterator.tell',
                                                                                    'trainer_nb/core/data.py'),
+                                      'trainer_nb.core.data.EpochIterator.tell_again': ( 'core/data.html#epochiterator.tell_again',
+                                                                                         'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.EpochIterator.went_back': ( 'core/data.html#epochiterator.went_back',
                                                                                         'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.EpochMark': ('core/data.html#epochmark', 'trainer_nb/core/data.py'),

@@ -15,10 +15,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils.data import (DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, Subset,
                               TensorDataset, WeightedRandomSampler, default_collate)
 
 from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
+from trainer_nb.support.saved import CheckpointError
 
 SAMPLES = 40
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
@@ -384,7 +386,16 @@ def lessen_one(owner, loss):
     owner.it[0].value *= 0.9
 
 
+def pruned():
+    """A hook gives a layer other parameters."""
+    def prune(trainer):
+        if trainer.step_state.optimizer_step == 5:
+            l1_unstructured(trainer.model[0], "weight", amount=0.5)
+    return run(hooks=[LambdaHook(before_epoch=prune)])
+
+
 NAMED = {
+    "pruned": (pruned, "model.0"),
     "a teacher by data =": (lambda: taught(replaced), "teacher"),
     "a teacher by data.mul_": (lambda: taught(written), "teacher"),
     "a teacher by NumPy": (lambda: taught(copied), "teacher"),
@@ -443,8 +454,9 @@ def test_what_a_program_keeps_for_itself_is_named(kind):
     for halt in (3, 7, 12):
         first, again = make(), make()
         first.step(halt)
-        again.load_state_dict(first.state_dict())
-        with suppress(ValueError):  # the place is not in its data
+        # a place that is not in its data, a parameter that it has not
+        with suppress(ValueError, CheckpointError):
+            again.load_state_dict(first.state_dict())
             again.fit()
         said = [*first.exact.obstacles, *first.exact.assumed]
         if not same(weights(again), weights(straight)):
@@ -808,3 +820,19 @@ def test_data_that_grow_in_mid_epoch_are_taken_as_torch_takes_them():
         sizes[fast].append(weights(trainer))
     assert sizes[True][:12] == sizes[False][:12] and sizes[True][5] == 4
     assert same(sizes[True][12], sizes[False][12])
+
+
+@pytest.mark.parametrize("point", ["before_epoch", "after_epoch", "after_step"])
+def test_a_search_leaves_what_was_told_as_it_was(point):
+    """Its own passes tell the same objects, and draw; also between the telling and the pass."""
+    def make(**settings):
+        return run(train_dl=DataLoader(Negatives(), 8, shuffle=True), **settings)
+    straight, found = make(), []
+    straight.fit()
+
+    def search(trainer):
+        if trainer.step_state.epoch == 1 and not found:
+            trainer.ask(lambda: found.append(trainer.lr_find(num_steps=7)))
+    searched = make(hooks=[LambdaHook(**{point: search})])
+    searched.fit()
+    assert found and same(weights(searched), weights(straight))

@@ -1509,6 +1509,11 @@ class EpochIterator:
         still = RandomStreams.glance() == glance and alike(states, before.generators)
         self.told = epoch, None if still else before
 
+    def tell_again(self) -> None:
+        "Somebody else has passed numbers on to the same objects: the last one of this run again."
+        if self.told[0] is not None:
+            self.tell(self.told[0])
+
     def resume(self, taken: int) -> None:
         "Open the rest of this pass, from batch `taken` on; global streams do not advance."
         self._raw, self.iterator = self._reopen(taken)

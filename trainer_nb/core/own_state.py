@@ -1086,7 +1086,8 @@ class Mark:
             if held:
                 self._keep_plain(held, each, looks)
         for name, module in objects.named_modules():
-            kind = type(module).__qualname__  # another activation at its place
+            # another activation at its place, or other parameters, as those that are pruned
+            kind = " ".join([type(module).__qualname__.removeprefix("Lazy"), *module._parameters])
             self.values.setdefault(name, (kind, _look_of(kind)))
         for name, each in objects.others.items():
             if isinstance(each, FunctionType):  # say, the loader's collate_fn

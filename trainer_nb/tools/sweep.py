@@ -182,7 +182,7 @@ def begin_trial(run, loader, parts: list[StepPart]) -> None:
 
 def reopen_data(run, state: dict, loader) -> None:
     "A loader that knows only one pass at a time is opened again where the run was."
-    run.data.tell(run.data.epoch)
+    run.data.tell_again()
     shared = loader is run.train_dl and run.data.iterator is not None
     if not shared or skips_by_index(loader) or not hasattr(loader, "dataset"):
         return
