@@ -607,6 +607,7 @@ def judged(trainer):
     state = final(trainer)
     state.pop("journal"), state.pop("fingerprint")
     state["position"].pop("branch"), state["position"].pop("inexact")
+    state["position"].pop("assumed", None)  # also what was changed between two drives
     state["history"].pop("branches", None)
     state["hooks"].pop("snapshot", None)
     state["data"] = {}

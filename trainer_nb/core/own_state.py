@@ -1204,6 +1204,8 @@ class Mark:
         found = {path: value for path, (value, _) in self.values.items()
                  if (path not in before.values
                      or not self._same_kind(value, before.values[path][0]))
+                 # a mark that is not whole has no long containers
+                 and (before.whole or path != "train_dl" and path[-3:] != "[:]")
                  and self._is_read(path, True)}
         return {path: value for path, value in found.items()
                 if not _INNER.sub("", path.removesuffix("[]").removesuffix("[:]")).endswith("]")}
@@ -1530,6 +1532,8 @@ class CarriedState:
         yield
         if self.base is not None:
             self._take()
+        elif self.cold is not None and self.objects is not None:
+            self.cold = Mark(self.objects())
 
     def end(self) -> None:
         "At the end of a drive."
