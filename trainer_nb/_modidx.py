@@ -1198,6 +1198,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'trainer_nb.core.exact.device_exactness': ( 'core/exact.html#device_exactness',
                                                                                    'trainer_nb/core/exact.py'),
                                        'trainer_nb.core.exact.draws_random': ('core/exact.html#draws_random', 'trainer_nb/core/exact.py'),
+                                       'trainer_nb.core.exact.first_indices': ('core/exact.html#first_indices', 'trainer_nb/core/exact.py'),
                                        'trainer_nb.core.exact.late_generators': ( 'core/exact.html#late_generators',
                                                                                   'trainer_nb/core/exact.py'),
                                        'trainer_nb.core.exact.mixed_draws': ('core/exact.html#mixed_draws', 'trainer_nb/core/exact.py'),

@@ -121,7 +121,7 @@ def loader_of(dataset, workers=2, **settings):
     return DataLoader(dataset, 4, num_workers=workers, **settings)
 
 
-FIRST_FOUR = "draw nothing random in workers: they did not for the samples 0 to 3"
+FIRST_FOUR = "draw nothing random in workers: they did not for four samples"
 EXACT = {
     "a list": (lambda: trainer_of([(INPUTS, TARGETS)]), None, None),
     "no workers, augmented": (lambda: trainer_of(loader_of(Samples("torch"), 0)), None, None),

@@ -800,8 +800,47 @@ def test_what_samples_draw_in_workers_is_assumed():
         def __getitem__(self, index):
             return X[index] + (torch.randn(4) if index > 20 else 0), Y[index]
     assumed = run(train_dl=DataLoader(Rare(), 8, num_workers=1)).exact.assumed
-    assert any("did not for the samples 0 to 3" in text for text in assumed)
+    assert any("did not for four samples" in text for text in assumed)
     assert not run(train_dl=DataLoader(DATA, 8, num_workers=1)).exact.assumed
+
+
+class Together(Known):
+    """Draws where several samples are read at once."""
+
+    def __getitems__(self, indices):
+        return [(X[index] + torch.randn(4), Y[index]) for index in indices]
+
+
+class ByName(Dataset):
+    """Samples have names, and are drawn."""
+
+    def __getitem__(self, name):
+        return X[int(name[1:])] + torch.randn(4), Y[int(name[1:])]
+
+
+class Names(Sampler):
+    """Counts its passes."""
+
+    passes = 0
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        self.passes += 1
+        return iter([f"s{index}" for index in torch.randperm(SAMPLES).tolist()])
+
+
+@pytest.mark.parametrize("kind", ["together", "by name"])
+def test_samples_are_read_as_a_loader_reads_them(kind):
+    """By the indices of its sampler, which is left as it was."""
+    sampler = Names()
+    loader = (DataLoader(Together(), 8, num_workers=1) if kind == "together"
+              else DataLoader(ByName(), 8, sampler=sampler, num_workers=1))
+    before = torch.get_rng_state()
+    found = run(train_dl=loader).exact
+    assert "the dataset draws random numbers in its workers" in found.obstacles[0]
+    assert sampler.passes == 0 and torch.equal(torch.get_rng_state(), before)
 
 
 def test_data_that_grow_in_mid_epoch_are_taken_as_torch_takes_them():
