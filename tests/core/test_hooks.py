@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainer_nb import ProgressHook, RecorderHook
+from trainer_nb import ProgressHook, RecorderHook, Trainer
 from trainer_nb.core.hook import (POINTS, QUESTIONS, TRAITS, Hook, HookSet, LambdaHook,
                                   MainProcessHook, check_hook)
 from small_runs import Loop
@@ -480,6 +480,31 @@ def test_an_attribute_that_is_missing_is_that_of_hook():
 
 
 # ---- the table
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), [], None, 0])
+def test_an_attribute_of_ones_own_is_no_switch(value):
+    """A hook that calls something of its own `kept`, or `writes`, has its state in a file."""
+    class Keeps(Hook):
+        def after_step(self, trainer):
+            self.kept = self.writes = value
+
+        def state_dict(self):
+            return {"there": 3}
+
+        def load_state_dict(self, state):
+            self.there = state["there"]
+    def make():
+        return Trainer(nn.Linear(2, 1), train_dl=[(torch.ones(4, 2), torch.ones(4, 1))] * 12,
+                       loss_fn=nn.MSELoss(), epochs=1, progress=False, hooks=[Keeps()])
+    trainer, again = make(), make()
+    trainer.step(9)
+    again.load_state_dict(trainer.state_dict())
+    assert again.get_hook(Keeps).there == 3
+    trainer.fit()
+    with trainer.trial() as trial:
+        trial.step()
+
 
 
 def test_the_table_lists_just_what_runs():

@@ -404,8 +404,13 @@ class HookRow:
     def trait(self, name: str):
         """An attribute of the hook (one of `TRAITS`), else that of `Hook`.
 
-        TypeError where the hook has something else under the name of one that every hook has."""
-        value = getattr(self.hook, name, getattr(Hook, name))
+        TypeError where the hook has something else under the name of one that every hook has. A
+        switch is True or False: what a user calls `kept` may be anything."""
+        usual = getattr(Hook, name)
+        value = getattr(self.hook, name, usual)
+        if type(usual) is bool and name != "enabled" and type(value) is not bool:
+            value = getattr(type(self.hook), name, usual)
+            return value if type(value) is bool else usual
         wanted = {"order": "a number, low runs first", "enabled": "True or False"}.get(name)
         if wanted and not isinstance(value, Real if name == "order" else int):
             raise TypeError(f"{self.label}.{name} is a {type(value).__name__}, and must be "
