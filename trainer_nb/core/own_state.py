@@ -1087,7 +1087,8 @@ class Mark:
                 self._keep_plain(held, each, looks)
         for name, module in objects.named_modules():
             # another activation at its place, or other parameters, as those that are pruned
-            kind = " ".join([type(module).__qualname__.removeprefix("Lazy"), *module._parameters])
+            kind = " ".join([type(module).__qualname__.removeprefix("Lazy"),
+                             *dict(module.named_parameters(recurse=False))])
             self.values.setdefault(name, (kind, _look_of(kind)))
         for name, each in objects.others.items():
             if isinstance(each, FunctionType):  # say, the loader's collate_fn
