@@ -198,7 +198,7 @@ export function Chart({ store, onStep, all = false }) {
   useLayoutEffect(() => { zoom.current = null; tall.current = {}; }, [store, axis]);
   const behind = () => (all ? allOf(store) : behindOf(store)), front = () => (all ? {} : store.curves);
   useLayoutEffect(() => {  // its end is at once; that of useEffect comes a frame after the box has gone
-    let plotly = null, timer = 0, rest = 0, gone = false, pressed = false;
+    let plotly = null, timer = 0, rest = 0, gone = false, pressed = false, clicked = 0, doubled = -Infinity;
     const draw = () => {
       timer = 0;
       const near = zoom.current?.generation === store.generation ? zoom.current : null, { curves, others: beside, ownHidden, view } = store, seen = { curves, near, finer: near?.finer, beside, ownHidden, drawn: view.drawn, journal: view.journal, name: all && view.runs?.rows?.[0]?.name, width: box.current?.clientWidth, room: box.current?.clientHeight };
@@ -213,12 +213,15 @@ export function Chart({ store, onStep, all = false }) {
       plotly.react(box.current, [...lines, ...far, ...markTraces(spots)], shape, { displayModeBar: false, responsive: false });
       drawn.current.at = Math.max(began, performance.now() + 3 * (performance.now() - began) - 500);  // a quarter of the page's time at most
       if (first) {
-        box.current.on("plotly_click", ({ points }) => click.current?.(points[0].x));
+        box.current.on("plotly_click", ({ points: [{ x }] }) => {  // of a double click, too
+          clearTimeout(clicked);
+          clicked = setTimeout(() => performance.now() - doubled > 600 && click.current?.(x), 300);
+        });
         box.current.on("plotly_relayout", (change) => {
           for (const name of Object.keys(change).filter((each) => /^yaxis\d*\.range/.test(each)).map((each) => each.split(".")[0])) tall.current[name] = [...box.current.layout[name].range];
           if (Object.keys(change).some((name) => name.startsWith("xaxis"))) moved.current();
         });
-        box.current.on("plotly_doubleclick", () => { tall.current = {}; moved.current(); });
+        box.current.on("plotly_doubleclick", () => { doubled = performance.now(); tall.current = {}; moved.current(); });
       }
     };
     moved.current = () => {  // a part of the x-axis was chosen, or all of it again
@@ -245,7 +248,7 @@ export function Chart({ store, onStep, all = false }) {
     const heard = { visibilitychange: later, pointerdown: press, pointerup: press, pointercancel: press };
     for (const [type, hear] of Object.entries(heard)) document.addEventListener(type, hear);
     store.link.plotly().then((found) => { plotly = library.current = found; later(); if (!gone) size.observe(box.current); }, (error) => setWrong(error.message));
-    return () => { gone = true; clearTimeout(timer); clearTimeout(rest); stop(); size.disconnect(); for (const [type, hear] of Object.entries(heard)) document.removeEventListener(type, hear); };
+    return () => { gone = true; clearTimeout(timer); clearTimeout(rest); clearTimeout(clicked); stop(); size.disconnect(); for (const [type, hear] of Object.entries(heard)) document.removeEventListener(type, hear); };
   }, [store, window, chosen, axis, hidden, every, outliers, all]);
   const toggle = (name) => setHidden(hidden.has(name) ? new Set([...hidden].filter((each) => each !== name)) : new Set([...hidden, name]));
   const others = behind(), there = withOthers(front(), others), losses = lossesOf(all ? there : store.curves), small = smallOf(there), { earlier } = store.view.drawn ?? {};

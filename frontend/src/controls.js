@@ -1,6 +1,7 @@
 // Buttons, the list of states to go back to, what has just been said, and commands that wait for a person.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { failedOf } from "./hooks.js";
 import { capital, count, epochAfter, message, short, standing } from "./words.js";
 
 const LOOKS_ONLY = "This link may only look";
@@ -152,7 +153,7 @@ export function Message({ store, view, answer }) {
 export function GoOn({ view, press, off }) {
   if (!view.may_steer) return null;
   const buttons = buttonsOf(view).filter(({ place, why_not: why }) => place === "go_on" && !why);
-  const failed = view.state.name === "error" && !off ? Object.entries(view.hooks ?? {}).filter(([, each]) => each.failure && each.enabled).map(([name]) => name) : [];
+  const failed = off ? [] : failedOf(view).filter((name) => view.hooks[name].enabled);
   return html`${buttons.map((button) => html`<${Form} key=${`${button.name} ${button.label}`} ...${{ view, button, press }} />`)}
     ${failed.length > 0 && html`<div class="bar more">${failed.map((name) => html`<button type="button" key=${name} onClick=${() => press("tune", { [`${name}.enabled`]: false })}>Switch ${name} off</button>`)}</div>`}`;
 }

@@ -33,7 +33,7 @@ const Gallery = ({ samples, children }) => html`<div class=${`gallery ${samples.
 
 export function Data({ store, view }) {
   const [split, setSplit] = useState(""), [step, setStep] = useState(null), answer = useLook(store, "data", { split, step }, view.looks?.data), found = answer?.found;  // step null: the last one
-  if (!found?.steps?.length) return html`<p class="quiet">${answer?.reason ?? found?.trouble ?? "No evaluation was made yet."}</p>`;
+  if (!found?.steps?.length) return html`<p class="quiet">${answer?.reason ?? found?.trouble ?? "No evaluation was made since samples are recorded."}</p>`;
   const { at, names, worst = [], logged = [], absent = {}, steps } = found, last = steps.length - 1, move = (to) => setStep(to >= last ? null : steps[to]);
   return html`<div class="data"><div class="bar">
       <button type="button" aria-label="The evaluation before" aria-disabled=${at <= 0} onClick=${at <= 0 ? undefined : () => move(at - 1)}>‹</button><button type="button" aria-label="The next evaluation" aria-disabled=${at >= last} onClick=${at >= last ? undefined : () => move(at + 1)}>›</button>

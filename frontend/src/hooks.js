@@ -9,8 +9,11 @@ const ENDED = ["finished", "stopped", "interrupted", "error"];
 
 export const hooksOf = ({ hooks, points }) => Object.entries(hooks).sort(([, one], [, other]) => one.at - other.at).map(([name, row]) => ({ name, ...points[name], ...row }));
 
-export function hooksTitle({ hooks, state }) {
-  const rows = Object.values(hooks), failed = state.name === "error" ? rows.filter(({ failure }) => failure).length : 0;
+// The names of the hooks that raised where the run stands, and not at an earlier time.
+export const failedOf = ({ hooks = {}, state, place }) => (state.name === "error" ? Object.keys(hooks).filter((name) => hooks[name].failure?.step === place.step) : []);
+
+export function hooksTitle(view) {
+  const rows = Object.values(view.hooks), failed = failedOf(view).length;
   return `Hooks ${count(rows.length)}${failed ? ` · ${failed} error${failed > 1 ? "s" : ""}` : ""}`;
 }
 
@@ -65,6 +68,6 @@ export function Hooks({ view, press, off }) {
     <div class="bar"><span class="space"></span><button type="button" aria-pressed=${ranked} onClick=${() => setRanked(!ranked)}>By cost</button></div>
     <div class="scroller"><table><thead><tr><th>on</th><th>order</th><th>hook</th><th class="points">points</th><th>calls</th><th>total</th><th>ms/call</th><th title="Of the time of a training step">share of step</th></tr></thead>
       <tbody>${shown.map((row) => html`<${Row} key=${row.name} ...${{ row, view, press, off }} />`)}</tbody></table></div>
-    ${failed.map(({ name, failure }) => html`<details key=${name} class="trouble" open><summary><b>${name}.${failure.point}</b> <span class="quiet">step ${count(failure.step)}, epoch ${failure.epoch + 1}, batch ${failure.batch + 1}</span></summary>
+    ${failed.map(({ name, failure }) => html`<details key=${name} class="trouble" open=${failure.step === view.place.step}><summary><b>${name}.${failure.point}</b> <span class="quiet">step ${count(failure.step)}, epoch ${failure.epoch + 1}, batch ${failure.batch + 1}</span></summary>
       <pre>${failure.traceback?.trimEnd()}</pre></details>`)}`;
 }

@@ -40,6 +40,9 @@ export function valueAt({ low, high, log }, stop, kind) {
   return kind === "int" ? Math.round(value) : Number(value.toPrecision(3));
 }
 
+// The range as it was, unless the value in force has left it, as that of a warm-up does.
+export const keptRange = (range, rule) => (range && !(typeof rule.value === "number" && rule.value !== 0 && (rule.value > range.high || rule.value < range.low)) ? range : rangeOf(rule));
+
 // Whether a number is ten times beyond the slider; one that is in force already is not.
 export function isFar(value, rule, { low, high, log }) {
   if (typeof value !== "number" || value === rule.value) return false;
@@ -87,7 +90,7 @@ function Row({ store, rule, off }) {
   const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), [slid, setSlid] = useState(null), [question, setQuestion] = useState(null);
   const first = useRef(), stood = useRef(), box = useSelected(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;
   const within = rule.owner ?? (rule.label && name.includes(".") ? rule.group : "");  // of several optimizers
-  const range = isNumber(rule) ? (first.current ??= rangeOf(rule)) : null, inForce = rule.moves ? undefined : rule.value;
+  const range = isNumber(rule) ? (first.current = keptRange(first.current, rule)) : null, inForce = rule.moves ? undefined : rule.value;
   const asked = question?.inForce === inForce ? question?.value ?? null : null;  // else it was changed meanwhile, as by a rewind
   const clear = () => { setDraft(null); setRefused(""); setQuestion(null); };
   async function choose(value, text = null, sure = true) {  // text: what stands in the box

@@ -6,7 +6,7 @@ import { buttonsOf } from "../src/controls.js";
 import { Panel } from "../src/panel.js";
 import { cellsOf, usualOf } from "../src/parts.js";
 import { Store } from "../src/store.js";
-import { groupsOf, isFar, rangeOf, stopOf, valueAt } from "../src/tunables.js";
+import { groupsOf, isFar, keptRange, rangeOf, stopOf, valueAt } from "../src/tunables.js";
 import { brokenBy, colour, message, ownNames, plain, read, short } from "../src/words.js";
 import { until } from "./until.js";
 
@@ -135,7 +135,7 @@ test("a finished run trains on for the epochs that are written; a text is sent a
 test("a failed run goes on without its batch, or without the hook that raised", () => {
   const skip = button(1, { place: "go_on", values: [["skip_failed", true]] });
   const resume = { at: 2, values: { skip_failed: { at: 0, kind: "bool", needed: false } }, buttons: { "Skip the batch": skip } }, commands = { ...VIEW.commands, resume };
-  const failure = { point: "after_step", step: 3, epoch: 0, batch: 2, traceback: "" };
+  const failure = { point: "after_step", step: 12, epoch: 0, batch: 2, traceback: "" };
   const { asked, box } = shown({ commands, state: { name: "error" }, hooks: { slow: { at: 0, order: 0, enabled: true, failure }, off: { at: 1, order: 1, enabled: false, failure } } });
   const buttons = [...box.querySelectorAll(".more button")];
   expect(buttons.map((each) => each.textContent)).toEqual(["Skip the batch", "Switch slow off"]);
@@ -303,6 +303,9 @@ test("a slider has 3 digits, powers of ten where the rule says so, and goes back
   for (const value of [1e-6, 2.5e-5, 0.003, 0.1]) expect(valueAt(range, stopOf(range, value), "float") / value).toBeCloseTo(1, 1);
   expect(rangeOf({ kind: "int", scale: "linear", min: 1, value: 2 })).toEqual({ low: 1, high: 16, log: false });
   expect(valueAt({ low: 1, high: 16, log: false }, 101, "int")).toBe(9);
+  const warm = rangeOf({ kind: "float", scale: "log", value: 1e-4 }), rule = { kind: "float", scale: "log" };  // of a warm-up's first step
+  expect([2e-3, 0, undefined].map((value) => keptRange(warm, { ...rule, value }) === warm)).toEqual([true, true, true]);
+  expect(isFar(0.2, { value: 0.1 }, keptRange(warm, { ...rule, value: 0.1 }))).toBe(false);
   expect([1, 2, 1e-8, 1e-7].map((each) => isFar(each, { value: 0.003 }, range))).toEqual([false, true, true, false]);
 });
 

@@ -69,7 +69,8 @@ test("tabs have counts in their titles, and alerts only where the run has them",
   expect(shown().texts("[role=tab]")).toEqual(["Table 3", "Hooks 2", "Journal 2", "Inspect", "LR", "Runs 1", "Alerts 2"]);
   expect(shown({ run: { name: "net", panes: [] } }).texts("[role=tab]").at(-1)).toBe("Runs 1");
   expect(shown({ state: { name: "paused" } }).texts("[role=tab]")[3]).toBe("Inspect · step 48");
-  expect(hooksTitle({ state: { name: "error" }, hooks: { a: { failure: {} }, b: {} } })).toBe("Hooks 2 · 1 error");
+  const ended = { state: { name: "error" }, place: { step: 7 }, hooks: { a: { failure: { step: 7 } }, b: { failure: { step: 3 } } } };
+  expect(hooksTitle(ended)).toBe("Hooks 2 · 1 error");  // that of b is an earlier one
 });
 
 test("a tab is open while it is chosen: its section is sent, and kept for a reload", async () => {
@@ -230,7 +231,10 @@ test("Rewind: each state with its step, epoch and loss, and which is best", asyn
 // As much of plotly as a click needs: `drawn` has the boxes and what is called after a click.
 function clickable() {
   const drawn = [], react = (box, traces) => {
-    if (!box.data) box.on = (name, click) => name === "plotly_click" && drawn.push({ box, click: (x) => click({ points: [{ x }] }) });
+    if (!box.data) box.on = (name, hear) => {
+      if (name === "plotly_click") drawn.push({ box, click: (x) => hear({ points: [{ x }] }) });
+      if (name === "plotly_doubleclick") Object.assign(drawn.at(-1), { doubleclick: hear });
+    };
     box.data = traces;
   };
   return [drawn, Promise.resolve({ react, Plots: { resize() {} } })];
@@ -252,6 +256,18 @@ test("Rewind: a click on a curve chooses the last state before it", async () => 
   drawn[0].click(30);
   await until(() => expect(texts("[aria-label=Rewind] option")).toHaveLength(3));
   expect(find("[aria-label=Rewind] select").value).toBe("20");
+});
+
+test("Rewind: a double click, which ends a zoom, is no click", async () => {
+  const [drawn, plotly] = clickable(), { find } = shown({}, { rewind: [{ step: 0 }, { step: 20 }] }, plotly);
+  await until(() => expect(drawn).toHaveLength(1));
+  drawn[0].box.layout = { xaxis: { autorange: true } };
+  drawn[0].click(30);
+  await new Promise((done) => setTimeout(done, 120));
+  drawn[0].doubleclick();
+  drawn[0].click(30);  // plotly tells of the second one, too
+  await new Promise((done) => setTimeout(done, 500));
+  expect(find("[aria-label=Rewind]")).toBe(null);
 });
 
 test("LR: a click on the curve proposes that rate, until the next search", async () => {
