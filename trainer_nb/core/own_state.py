@@ -1029,8 +1029,9 @@ class Glance:
                 and len(roots) == len(self.roots) and _identical(roots, self.roots)
                 and len(beside) == len(self.beside) and _identical(beside, self.beside)
                 and self.seen.same() and not any(_may_be_other(*each) for each in self.values)
-                and not any(self.batches.get(id(each), 0) != write_count(each)
-                            for each in objects.result_tensors() if id(each) in self.batches))
+                and not (self.batches and any(
+                    self.batches[id(each)] != write_count(each)
+                    for each in objects.result_tensors() if id(each) in self.batches)))
 
 def _may_be_other(value, before) -> bool:
     if isinstance(value, torch.Tensor):
@@ -1324,8 +1325,6 @@ class Findings:
     def assume(self, objects: RunObjects, before: Mark, mark: Mark, text: str,
                changed: bool = True) -> None:
         "Name what a mark has and an earlier one had not; `changed`: also what is another now."
-        if mark is before:
-            return
         found = mark.new_since(before) | (mark.changed_since(before) if changed else {})
         leaves = state_leaves(objects) if found else []
         for path, value in found.items():
@@ -1484,7 +1483,7 @@ class CarriedState:
             self.late = 0
 
     def _assume(self, before: Mark, mark: Mark | None, text: str, changed: bool = True) -> None:
-        if mark is not None and self.objects is not None:
+        if mark is not None and mark is not before and self.objects is not None:
             self.findings.assume(self.objects(), before, mark, text, changed)
 
     def _is_warm(self) -> bool:
