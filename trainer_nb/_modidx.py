@@ -589,6 +589,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.LoaderSource.told_epoch': ( 'core/data.html#loadersource.told_epoch',
                                                                                         'trainer_nb/core/data.py'),
+                                      'trainer_nb.core.data.LoaderSource.watch_pass': ( 'core/data.html#loadersource.watch_pass',
+                                                                                        'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.OpenIterators': ('core/data.html#openiterators', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.OpenIterators.__init__': ( 'core/data.html#openiterators.__init__',
                                                                                        'trainer_nb/core/data.py'),

@@ -1306,6 +1306,10 @@ class LoaderSource:
                 _TOLD[holder] = self._mine, epoch
         self.mark(epoch)
 
+    def watch_pass(self, generators: Callable) -> None:
+        "A new pass begins; `generators()` gives those that others may draw from as well."
+        self.watch.begin(generators() if self.watches_order or self.watches_batches else ())
+
     def mark(self, epoch: int) -> None:
         "Samples with streams of their own draw by this number."
         if self.seed is not None:
@@ -1477,7 +1481,7 @@ class EpochIterator:
         "Open a new pass."
         self.loader_state = None
         self.tell(epoch)
-        self.source.watch.begin(self.generators())
+        self.source.watch_pass(self.generators)
         if self.begun_with is None:
             self.begun_with = len(self.generators())
         alive = self.source.has_waiting_workers
