@@ -215,13 +215,13 @@ export function Chart({ store, onStep, all = false }) {
       if (first) {
         box.current.on("plotly_click", ({ points: [{ x }] }) => {  // of a double click, too
           clearTimeout(clicked);
-          clicked = setTimeout(() => performance.now() - doubled > 600 && click.current?.(x), 300);
+          if (performance.now() - doubled > 300) clicked = setTimeout(() => click.current?.(x), 400);
         });
         box.current.on("plotly_relayout", (change) => {
           for (const name of Object.keys(change).filter((each) => /^yaxis\d*\.range/.test(each)).map((each) => each.split(".")[0])) tall.current[name] = [...box.current.layout[name].range];
           if (Object.keys(change).some((name) => name.startsWith("xaxis"))) moved.current();
         });
-        box.current.on("plotly_doubleclick", () => { doubled = performance.now(); tall.current = {}; moved.current(); });
+        box.current.on("plotly_doubleclick", () => { clearTimeout(clicked); doubled = performance.now(); tall.current = {}; moved.current(); });
       }
     };
     moved.current = () => {  // a part of the x-axis was chosen, or all of it again

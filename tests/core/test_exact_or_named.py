@@ -791,7 +791,7 @@ def test_a_generator_that_a_sample_makes_is_named():
     """A trainer that goes on has none yet."""
     trainer = run(train_dl=DataLoader(MadeLate(), 8))
     trainer.step(2)
-    assert "1 random generators of train_dl came when it was read" in str(trainer.exact)
+    assert "1 of the random generators of train_dl came when it was read" in str(trainer.exact)
 
 
 def test_what_samples_draw_in_workers_is_assumed():

@@ -162,8 +162,8 @@ def mixed_draws(data) -> list[str]:
 def late_generators(data) -> list[str]:
     "Random generators that a trainer that goes on has not made yet, in words."
     late = len(data.generators()) - (data.begun_with or 0)
-    return [f"{late} random generators of train_dl came when it was read: a trainer that goes on "
-            "has none to give their states to; make them with the dataset"] if (
+    return [f"{late} of the random generators of train_dl came when it was read: a trainer that "
+            "goes on has none to give that state to; make it with the dataset"] if (
                 data.begun_with is not None and late > 0) else []
 
 def reads_model(data, model, kept=()) -> list[str]:

@@ -649,10 +649,8 @@ class RunObjects:
 
     def acting_code(self) -> list[FunctionType]:
         "The functions of the user's that make a step, or may change the run."
-        acting = self.acting()
-        hooks = [getattr(row.hook, "component", row.hook) for row in self.hooks
-                 if row.name in acting]
-        held = [[*_methods(type(each)), *getattr(each, "__dict__", {}).values()] for each in hooks]
+        held = [[*_methods(type(each)), *getattr(each, "__dict__", {}).values()]
+                for each in self.on_hooks()]
         def enter(value):
             return isinstance(value, (list, FunctionType, MethodType, functools.partial))
         return [each for _, each in search({"": [self.train_step, *held]}, enter)
