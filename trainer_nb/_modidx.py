@@ -2259,6 +2259,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.StepState.enter': ( 'core/state.html#stepstate.enter',
                                                                                   'trainer_nb/core/state.py'),
+                                       'trainer_nb.core.state.StepState.epoch_ended': ( 'core/state.html#stepstate.epoch_ended',
+                                                                                        'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.StepState.evaluated': ( 'core/state.html#stepstate.evaluated',
                                                                                       'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.StepState.is_grad_accum_boundary': ( 'core/state.html#stepstate.is_grad_accum_boundary',

@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { RunLegend, allOf, behindOf, behindTraces } from "./behind.js";
-import { gapTrace } from "./gaps.js";
+import { NOT_FINITE, gapTrace } from "./gaps.js";
 import { useKept } from "./kept.js";
 import { MARK_AXIS, changesOf, literal, markLines, markTraces, spotsOf } from "./marks.js";
 import { leaveOut } from "./outliers.js";
@@ -145,6 +145,9 @@ export function flatRange(drawn, axis) {
   return found ? [found - Math.abs(found) / 2, found + Math.abs(found) / 2] : undefined;
 }
 
+// Whether an axis has any value; where all are not finite, its numbers would be those of the crosses.
+const hasValues = (drawn, axis) => drawn.some(({ yaxis, name, y }) => yaxis === axis && name !== NOT_FINITE && y.some(Number.isFinite));
+
 const ENDS = { t: 8, b: 28 }, MAIN = 194, ROW = 130, TITLE = 50;  // pixels
 
 // How many small plots stand side by side.
@@ -174,7 +177,7 @@ export function layout(small, { axis = "step", log = false, width = 900, room = 
   small.forEach(({ title }, at) => {
     const gap = narrow ? 0.14 : 0.06, wide = (1 - gap * (across - 1)) / across, from = (at % across) * (wide + gap), top = large + ROW * Math.floor(at / across), number = at + 2, flat = flatRange(drawn, `y${number}`);
     made[`xaxis${number}`] = { ...PLAIN, showgrid: false, showticklabels: false, domain: [from, from + wide], anchor: `y${number}`, matches: "x" };
-    made[`yaxis${number}`] = { ...PLAIN, domain: [up(top + ROW), up(top + TITLE)], anchor: `x${number}`, nticks: 4, exponentformat: "e", ...(flat ? { range: flat } : { autorange: true }) };
+    made[`yaxis${number}`] = { ...PLAIN, domain: [up(top + ROW), up(top + TITLE)], anchor: `x${number}`, nticks: 4, exponentformat: "e", ...(flat ? { range: flat } : { autorange: true }), showticklabels: !drawn.length || hasValues(drawn, `y${number}`) };
     made.annotations.push({ text: literal(fitted(title, Math.max(8, Math.floor((wide * (width - 58)) / 7)))), hovertext: literal(title), x: from, y: up(top + TITLE - 4), yanchor: "bottom", xref: "paper", yref: "paper", xanchor: "left", showarrow: false, font: { weight: 600 } });
   });
   return made;
@@ -207,7 +210,7 @@ export function Chart({ store, onStep, all = false }) {
       const first = !box.current.data, began = performance.now(), others = behind(), own = front(), { width } = seen;
       drawn.current = { at: began, ...seen };
       const log = chosen === "auto" ? spansPowers(all ? others.map((each) => each.curves) : [own], hidden) : chosen === "powers of ten", found = smallOf(withOthers(own, others)), small = every ? found : found.slice(0, MOST_PLOTS);
-      const lines = traces(withFiner(own, near?.finer), { window, axis, hidden, others, front: all, small }).map((each) => cut(each, near?.range)), spots = all ? [] : spotsOf(changesOf(view), own, AXES[axis], 18 / Math.max(200, width));
+      const lines = traces(withFiner(own, near?.finer), { window, axis, hidden, others, front: all, small }).map((each) => cut(each, near?.range)), spots = all ? [] : spotsOf(changesOf(view), own, AXES[axis], width);
       box.current.style.minHeight = `${leastHeight(small, width)}px`;
       const shape = layout(small, { axis, log, width, room: box.current.clientHeight, spots, drawn: lines }), far = outliers ? [] : leaveOut(lines, shape, tall.current);
       plotly.react(box.current, [...lines, ...far, ...markTraces(spots)], shape, { displayModeBar: false, responsive: false });
@@ -264,7 +267,7 @@ export function Chart({ store, onStep, all = false }) {
         onClick=${() => store.request({ ask: "run", ...(others.length ? { do: "hide" } : { do: "show", number: earlier }) })}>${others.length > 1 ? `${others.length} other runs` : "earlier run"}</button>`}
       ${small.length > MOST_PLOTS && html`<button type="button" class="chip" aria-pressed=${every} title="Show the small plots of all records" onClick=${() => setEvery(!every)}>all ${small.length} plots</button>`}
       <button type="button" class="chip" aria-pressed=${outliers} title=${outliers ? "Points far from the rest are in the scale" : "Points far from the rest are left out of the scale; a triangle at the edge marks each of them"} onClick=${() => setOutliers(!outliers)}>outliers</button>
-      <label>smooth <select aria-label="smooth" value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${WINDOWS.map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
+      <label title="The mean of so many steps around each">smooth <select aria-label="smooth" value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${WINDOWS.map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
       <label>y <select aria-label="y" value=${chosen} onChange=${(event) => setChosen(event.target.value)}>${SCALES.map((each) => html`<option>${each}</option>`)}</select></label>
       <label>x <select aria-label="x" value=${axis} onChange=${(event) => setAxis(event.target.value)}>${Object.keys(AXES).map((each) => html`<option>${each}</option>`)}</select></label>
       <${Save} name=${all ? "runs" : store.view.run.name} runs=${shown} hidden=${hidden} draw=${draw} /></div>

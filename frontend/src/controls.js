@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { failedOf } from "./hooks.js";
-import { capital, count, epochAfter, message, short, standing } from "./words.js";
+import { broken, capital, count, epochAfter, message, short, standing } from "./words.js";
 
 const LOOKS_ONLY = "This link may only look";
 
@@ -124,6 +124,13 @@ export function fewOf(points, step) {
   return points.filter((each, at) => at < NEWEST || at % every === 0 || each.best || each.step === step);
 }
 
+// The state that is proposed, of those with the newest first: the last before a step that was clicked, or before the present one;
+// in a run that broke, the best before it broke, for the weights right before it may be on their way already.
+export function usualOf(points, view, near) {
+  const bad = near === undefined ? broken(view)?.step ?? Infinity : Infinity, good = points.filter(({ step }) => (near === undefined ? step < Math.min(bad, view.place.step) : step <= near));
+  return (bad < Infinity && good.find(({ best }) => best)) || good[0] || points.at(near === undefined && bad < Infinity ? -1 : 0);
+}
+
 // The states to go back to; they are read while this is open. `near`: the step that was clicked.
 function Chooser({ store, view, press, close, near }) {
   const list = useRef(), [chosen, setChosen] = useState(null);
@@ -131,8 +138,7 @@ function Chooser({ store, view, press, close, near }) {
     list.current.focus();
     return store.open("rewind");
   }, [store]);
-  const points = (view.rewind ?? []).toReversed(), before = points.find((each) => (near === undefined ? each.step < view.place.step : each.step <= near));
-  const step = chosen ?? (before ?? points[0])?.step, listed = fewOf(points, step);
+  const points = (view.rewind ?? []).toReversed(), step = chosen ?? usualOf(points, view, near)?.step, listed = fewOf(points, step);
   return html`<section class="bar" aria-label="Rewind" onKeyDown=${(event) => event.key === "Escape" && close()}>
     <label>Go back to <select aria-label="Go back to" ref=${list} value=${step === undefined ? "" : String(step)} onChange=${(event) => setChosen(Number(event.target.value))}>
       ${listed.map((each) => html`<option key=${each.step} value=${String(each.step)}>${pointWords(each)}</option>`)}</select></label>

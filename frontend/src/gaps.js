@@ -3,6 +3,8 @@ import { literal } from "./marks.js";
 import { column } from "./store.js";
 import { count } from "./words.js";
 
+export const NOT_FINITE = "not finite";
+
 const BAD = "#e0413a", MOST = 50;  // crosses of a record
 
 // Stretches of rows with values that are not finite: first row, steps from and to, and whether it has not ended. Of a row that is not full yet it is only known whether it has any value.
@@ -24,7 +26,7 @@ export function gapTrace(name, curve, xOf, plot) {
   if (!gaps.length) return [];
   const x = xOf(curve), level = column(curve, "mean").reduce((least, each) => (each < least ? each : least), Infinity);
   return [{
-    type: "scatter", mode: "markers", name: "not finite", xaxis: `x${plot || ""}`, yaxis: `y${plot || ""}`, showlegend: false, cliponaxis: false, x: gaps.map(({ row }) => x[row]), y: gaps.map(() => (Number.isFinite(level) ? level : 1)),
+    type: "scatter", mode: "markers", name: NOT_FINITE, xaxis: `x${plot || ""}`, yaxis: `y${plot || ""}`, showlegend: false, cliponaxis: false, x: gaps.map(({ row }) => x[row]), y: gaps.map(() => (Number.isFinite(level) ? level : 1)),
     marker: { size: plot ? 6 : 8, color: BAD, symbol: "x" },
     customdata: gaps.map((each) => literal(`${name} is not finite ${placeOf(each)}`)), hovertemplate: "%{customdata}<extra></extra>",
   }];

@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useState } from "preact/hooks";
 import { Copy } from "./copy.js";
-import { count, newestOf } from "./words.js";
+import { count, epochOf, newestOf } from "./words.js";
 
 const FEW = 12;  // entries that are drawn at first
 
@@ -23,7 +23,7 @@ export function Journal({ store, view, press, off }) {
   return html`<form class="bar" onSubmit=${add}><input aria-label="Note for the journal" maxlength="500" placeholder="Note for the journal" autocomplete="off" disabled=${off} value=${text}
       onInput=${(event) => setText(event.target.value)} /><button disabled=${off}>Add note</button></form>
     <ol>${rows.slice(0, all ? rows.length : FEW).map((each) => html`<li key=${each.number} class=${each.undone ? "undone" : ""}><span class="number">${each.number}</span>
-      <span class="quiet when" title=${each.time}>step ${count(each.step)} · epoch ${each.epoch + 1}</span> <span class="text">${each.kind === "note" ? `“${each.change ?? ""}”` : html`<b>${each.what}</b> ${each.change ?? ""}`}
+      <span class="quiet when" title=${each.time}>step ${count(each.step)} · epoch ${epochOf(each)}</span> <span class="text">${each.kind === "note" ? `“${each.change ?? ""}”` : html`<b>${each.what}</b> ${each.change ?? ""}`}
       <span class="quiet"> ${[each.source, each.by].filter(Boolean).join(", ")}${each.reason ? `: ${each.reason}` : ""}${each.undone ? " · undone by a rewind" : ""}</span></span></li>`)}</ol>
     ${rows.length === 0 && html`<p class="quiet">No manual changes yet. Each change is noted here with its step, and a script can repeat it.</p>`}
     <div class="bar">${rows.length > FEW && html`<button type="button" onClick=${() => setAll(!all)}>${all ? `Show the last ${FEW}` : `Show all ${count(rows.length)}`}</button>`}

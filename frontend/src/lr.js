@@ -56,7 +56,7 @@ const PLAN = { ...LAYOUT, height: 160, xaxis: { ...PLAIN, title: { text: "step" 
 function Settings({ rules, texts, setTexts, optimizers }) {
   const fields = Object.entries(rules).sort(([, one], [, other]) => one.at - other.at).filter(([name]) => name !== "optimizer" || optimizers.length);
   return html`<details class="settings"><summary>Range and steps</summary><div class="fields">${fields.map(([name, rule]) => {
-    const given = { "aria-label": name, title: rule.doc, value: texts[name] ?? "", onChange: ({ target: { value } }) => setTexts((others) => ({ ...others, [name]: value })) };
+    const given = { "aria-label": name, title: rule.doc, value: texts[name] ?? (name === "optimizer" ? optimizers[0] : ""), onChange: ({ target: { value } }) => setTexts((others) => ({ ...others, [name]: value })) };
     return html`<label key=${name}>${name} ${name === "optimizer" ? html`<select ...${given}>${optimizers.map((each) => html`<option>${each}</option>`)}</select>`
       : html`<input ...${given} autocomplete="off" maxlength="20" inputmode=${rule.kind === "str" ? "text" : "decimal"} placeholder="default" />`}<span class="quiet">${rule.doc}</span></label>`;
   })}</div></details>`;

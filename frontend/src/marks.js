@@ -13,22 +13,28 @@ export const changesOf = ({ journal }) => Object.entries(journal?.entries ?? {})
 
 const longestOf = (curves) => Object.entries(curves).filter(([name]) => !name.includes("@")).map(([, curve]) => curve).reduce((long, each) => (each.rows.length > (long?.rows.length ?? 0) ? each : long), null);
 
-// Places on the x-axis, each with its changes; those that are nearer than `near`, a part of the whole axis, share one.
-export function spotsOf(changes, curves, xOf, near = 0.02) {
+export const numbersOf = ({ changes }) => (changes.length > 1 ? `${changes[0].number}–${changes.at(-1).number}` : String(changes[0].number));
+
+const sizeOf = (spot) => Math.max(15, 6 * numbersOf(spot).length + 3);  // pixels
+
+// Places on the x-axis, each with its changes; those whose discs would touch on an axis of `width` pixels share one.
+export function spotsOf(changes, curves, xOf, width = 900) {
   const longest = longestOf(curves);
   if (!longest || !changes.length) return [];
-  const steps = column(longest, "step"), places = xOf(longest), apart = near * places.at(-1), spots = [];
+  const steps = column(longest, "step"), places = xOf(longest), pixel = places.at(-1) / Math.max(200, width), spots = [];
+  const touch = (one, other) => other.x - one.x < pixel * (3 + (sizeOf(one) + sizeOf(other)) / 2);
   let at = 0;
   for (const change of changes) {
     while (at < steps.length - 1 && steps[at] < change.step) at++;
     const x = places[at];
-    if (spots.length && x - spots.at(-1).x < apart) spots.at(-1).changes.push(change);
-    else spots.push({ x, changes: [change] });
+    spots.push({ x, changes: [change] });
+    while (spots.length > 1 && touch(spots.at(-2), spots.at(-1))) {  // together they have a wider disc
+      const { changes: joined } = spots.pop();
+      spots.at(-1).changes.push(...joined);
+    }
   }
   return spots;
 }
-
-export const numbersOf = ({ changes }) => (changes.length > 1 ? `${changes[0].number}–${changes.at(-1).number}` : String(changes[0].number));
 
 const wordsOf = ({ number, step, what, change, source, by }) => literal(`${number} · step ${count(step)}: ${[what, change].filter((each) => each !== undefined && each !== "").join(" ")} (${[source, by].filter(Boolean).join(", ")})`);
 
@@ -37,7 +43,7 @@ export function markTraces(spots) {
   const numbers = spots.map(numbersOf);
   return spots.length === 0 ? [] : [{
     type: "scatter", mode: "markers+text", name: "by hand", xaxis: "x", yaxis: "y99", cliponaxis: false, showlegend: false, x: spots.map(({ x }) => x), y: spots.map(() => 0.955), text: numbers,
-    textfont: { size: 10, color: "#fff" }, marker: { size: numbers.map((each) => Math.max(15, 6 * each.length + 3)), color: MARK, opacity: 1, line: { width: 0 } },
+    textfont: { size: 10, color: "#fff" }, marker: { size: spots.map(sizeOf), color: MARK, opacity: 1, line: { width: 0 } },
     customdata: spots.map(({ changes }) => changes.map(wordsOf).join("<br>")), hovertemplate: "%{customdata}<extra></extra>",
   }];
 }

@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useRef, useState } from "preact/hooks";
 import { BEST, PinButton, PinList, usePins } from "./pins.js";
-import { capital, clock, count, isAveraged, ownNames, phase, short, standing } from "./words.js";
+import { capital, clock, count, epochOf, isAveraged, ownNames, phase, short, standing } from "./words.js";
 
 const base = (name) => name.split(".")[0];
 const LABELS = { samples_per_second: "Samples/s" };
@@ -53,7 +53,7 @@ export function Head({ view }) {
     button.current.focus();
   };
   const { run, place } = view, word = capital(standing(view)), done = place.fraction;
-  const epoch = place.epoch === undefined ? undefined : Math.min(place.epoch + 1, Math.max(place.epoch, place.epochs ?? Infinity));
+  const epoch = epochOf({ ...place, batch: place.batch || place.phase !== "epoch_start" });
   return html`<header class="tnb-head"><div class="row1">
       <span class="pill" role="status"><i aria-hidden="true"></i>${word}</span><span class="phase">${phase(view)}</span>
       <span class="name">${run.name}</span><span class="space"></span><span class="path">${run.description}</span>

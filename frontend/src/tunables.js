@@ -93,6 +93,7 @@ function Row({ store, rule, off }) {
   const range = isNumber(rule) ? (first.current = keptRange(first.current, rule)) : null, inForce = rule.moves ? undefined : rule.value;
   const asked = question?.inForce === inForce ? question?.value ?? null : null;  // else it was changed meanwhile, as by a rewind
   const clear = () => { setDraft(null); setRefused(""); setQuestion(null); };
+  useLayoutEffect(() => { if (refused) clear(); }, [inForce]);  // another value is in force: what was refused is old
   async function choose(value, text = null, sure = true) {  // text: what stands in the box
     let found;
     setQuestion(null);  // it was about another value

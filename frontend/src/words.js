@@ -24,6 +24,9 @@ export function clock(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
+// The epoch, from 1, of a place so many batches into it; before the first batch it is the one that has ended.
+export const epochOf = ({ epoch, batch }) => (epoch === undefined ? undefined : Math.max(1, batch ? epoch + 1 : epoch));
+
 // The epoch, from 1, in which a run is after this many of them; a whole number is the end of that epoch.
 export const epochAfter = (done) => Math.max(1, Math.ceil(done - 1e-6));
 
@@ -47,11 +50,14 @@ export const standing = ({ state }) => (state.searching ? "searching" : "") || s
 
 const COLOURS = { running: "running", searching: "running", detached: "running", idle: "idle", paused: "paused", stopped: "paused", interrupted: "paused", finished: "finished" };
 // Why the weights of a run are of no use, or "": a loss that is not finite, a divergence that has not ended.
-export function brokenBy({ numbers = {}, alerts = {} }) {
+export const brokenBy = (view) => broken(view)?.words ?? "";
+
+// The step since when they are of no use, and why; nothing if they are fine.
+export function broken({ numbers = {}, alerts = {} }) {
   const [name, bad] = Object.entries(numbers).find(([each, { bad_since: since }]) => each.startsWith("train/") && since !== undefined) ?? [];
-  if (bad) return `${name} is not finite since step ${count(bad.bad_since)}`;
+  if (bad) return { step: bad.bad_since, words: `${name} is not finite since step ${count(bad.bad_since)}` };
   const alert = Object.values(alerts).find(({ kind, ended }) => ["divergence", "not_finite"].includes(kind) && ended === undefined);
-  return alert ? `it diverged at step ${count(alert.step)}` : "";
+  return alert && { step: alert.step, words: `it diverged at step ${count(alert.step)}` };
 }
 
 export function colour(view) {
@@ -111,7 +117,9 @@ export function read(text, rule) {
   if (rule.kind === "str") return text;
   const [, factor, digits] = words.match(/^([*/]?)\s*(.*)$/), number = Number(THOUSANDS.test(digits) ? digits.replaceAll(",", "") : digits);
   if (digits === "" || !Number.isFinite(number)) throw new Error(`${text} is not a number: the box takes 0.01, 3e-4, *0.5, /3${rule.optional ? `, or ${rule.none || "none"}` : ""}`);
-  return factor === "*" ? now * number : factor === "/" ? now / number : number;
+  const value = factor === "*" ? now * number : factor === "/" ? now / number : number;
+  if (Math.abs(value) >= 2 ** 63) throw new Error(`${text} is beyond 9.2e18, the largest that the box takes`);  // whole numbers have 64 bits
+  return value;
 }
 
 // The records of a run, without those of several optimizers that have no name: they are the last one's, which is there by its name.

@@ -19,10 +19,12 @@ export function cut(trace, range) {
   return Object.fromEntries(Object.entries(trace).map(([name, value]) => [name, ["x", "y", "customdata"].includes(name) && typeof value !== "string" ? value.slice(from, to) : value]));
 }
 
-// The steps of a part of the x-axis.
+const BESIDE = 150;  // steps on each side, which a mean at the edge of the part needs: half of the longest
+
+// The steps of a part of the x-axis, and those beside it.
 export function stepsIn(curve, xOf, range) {
   const steps = column(curve, "step"), [from, to] = ends(xOf(curve), range);
-  return { first: from ? Math.floor(steps[from]) : 0, last: Math.ceil(steps[to - 1]) };
+  return { first: Math.max(0, (from ? Math.floor(steps[from]) : 0) - BESIDE), last: Math.ceil(steps[to - 1]) + BESIDE };
 }
 
 // Curves with the finer rows of a part, and what has come after it.

@@ -58,6 +58,7 @@ test("a rate that stays has a range around it, and one that moves that of plotly
   expect(flatRange(drawn, "y2").map((each) => Number(each.toPrecision(3)))).toEqual([0.0005, 0.0015]);
   expect(layout([{ title: "lr", names: ["lr"] }], { drawn }).yaxis2.range).toEqual(flatRange(drawn, "y2"));
   expect(layout([{ title: "lr", names: ["lr"] }], { drawn: traces({ lr: rows([0.001, 0.002]) }) }).yaxis2).toMatchObject({ autorange: true });
+  expect([[NaN, NaN], [NaN, 2]].map((values) => layout([{ title: "lr", names: ["lr"] }], { drawn: traces({ lr: { ...rows(values), rows: rows(values).rows.map((each, at) => (at % 9 === 5 ? Number(Number.isFinite(values[Math.floor(at / 9)])) : each)) } }) }).yaxis2.showticklabels)).toEqual([false, true]);
   expect([flatRange(traces({ lr: rows([0, 0]) }), "y2"), flatRange(traces({ lr: rows([NaN, -2]) }), "y2")]).toEqual([undefined, [-3, -1]]);
 });
 
@@ -68,13 +69,23 @@ const JOURNAL = { entries: {
 test("marks have the numbers of the journal and say what was done; those that are near share one", () => {
   const curves = { "train/loss": rows(Array.from({ length: 100 }, (_, at) => at)), "train/loss@0": rows(Array.from({ length: 200 }, () => 0)) }, changes = changesOf({ journal: JOURNAL });
   expect(changes.map(({ number }) => number)).toEqual([2, 4, 5, 6]);
-  const spots = spotsOf(changes, curves, (curve) => column(curve, "step"), 0.02), [{ x, y, text, customdata, yaxis }] = markTraces(spots);
+  const spots = spotsOf(changes, curves, (curve) => column(curve, "step"), 900), [{ x, y, text, customdata, yaxis }] = markTraces(spots);
   expect([x, text, yaxis]).toEqual([[1, 60, 100], ["2", "4–5", "6"], "y99"]);
   expect(customdata.slice(0, 2)).toEqual(["2 · step 1: lr 0.1 → &lt;b&gt;0.2 (panel, Ann)", "4 · step 60: noise off (code)<br>5 · step 61: lr 0.2 → 0.3 (panel)"]);
   expect(y.every((each) => each > 0.9)).toBe(true);
   expect(layout([], { spots }).shapes.map(({ x0 }) => x0)).toEqual([1, 60, 100]);
-  expect(spotsOf(changes, curves, (curve) => column(curve, "samples"), 0.02).map((each) => each.x)).toEqual([0, 472, 792]);
+  expect(spotsOf(changes, curves, (curve) => column(curve, "samples"), 900).map((each) => each.x)).toEqual([0, 472, 792]);
   expect([spotsOf(changes, {}, () => []), markTraces([])]).toEqual([[], []]);
+});
+
+test("discs do not touch, however wide their numbers are", () => {
+  const curves = { "train/loss": rows(Array.from({ length: 1000 }, () => 0)) }, changes = Array.from({ length: 40 }, (_, at) => ({ number: at + 8, step: 25 * (at + 1), kind: "tune" }));
+  for (const width of [300, 820, 2000]) {
+    const spots = spotsOf(changes, curves, (curve) => column(curve, "step"), width), [{ x, marker: { size } }] = markTraces(spots);
+    x.slice(1).forEach((each, at) => expect((each - x[at]) * width / 1000).toBeGreaterThan((size[at] + size[at + 1]) / 2));
+    expect(spots.flatMap((spot) => spot.changes)).toEqual(changes);
+    expect(spots.length).toBeGreaterThan(width / 150);
+  }
 });
 
 test("a file has a line for each point that is shown, of all runs", () => {
@@ -140,9 +151,10 @@ test("the rows of a part are finer, and what comes after them stays", () => {
 test("the page asks for the steps of a part, and only where its rows stand for several", async () => {
   const asked = [], store = new Store({ listen() {}, ask: async ({ id, ...what }) => { asked.push(what); store.hear({ re: id, status: "applied", curves: [{ name: "train/loss", stride: 1, from: 0 }] }, [rows([9]).rows]); } });
   const found = await finerOf(store, { "train/loss": rows([4, 3, 2, 1], 4) }, stepOf, [9, 11]);
-  expect([asked, found]).toEqual([[{ ask: "span", first: 8, last: 12 }], { "train/loss": { stride: 1, rows: rows([9]).rows } }]);
+  expect([asked, found]).toEqual([[{ ask: "span", first: 0, last: 162 }], { "train/loss": { stride: 1, rows: rows([9]).rows } }]);
   expect([await finerOf(store, { lr: rows([1, 2]) }, stepOf, [1, 2]), await finerOf(store, {}, stepOf, [1, 2]), asked.length]).toEqual([null, null, 1]);
-  expect(stepsIn(rows([1, 2, 3], 4), (curve) => column(curve, "samples"), [-5, 100])).toEqual({ first: 0, last: 12 });
+  expect(stepsIn(rows([1, 2, 3], 4), (curve) => column(curve, "samples"), [-5, 100])).toEqual({ first: 0, last: 162 });
+  expect(stepsIn(rows(Array.from({ length: 200 }, () => 1), 4), stepOf, [401, 403])).toEqual({ first: 250, last: 554 });  // a mean at the edge has both its sides
 });
 
 test("a zoom draws the part alone, then its finer rows; a double click, or a rewind, draws all again", async () => {
@@ -164,7 +176,7 @@ test("a zoom draws the part alone, then its finer rows; a double click, or a rew
   await until(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]));
   heard.plotly_relayout({ "xaxis.range[0]": 9, now: { range: [9, 11], autorange: false } });
   await until(() => expect(drawn.at(-1)).toEqual([9, 10, 11]));
-  expect(asked).toEqual([[8, 12]]);
+  expect(asked).toEqual([[0, 162]]);
   heard.plotly_relayout({ autosize: true });  // the page has another width
   heard.plotly_relayout({ "xaxis.autorange": true, now: { autorange: true } });
   await until(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]));

@@ -324,6 +324,33 @@ test("a slider is one message, and what is far beyond it is asked before", async
   await until(() => expect(asked.at(-1)).toMatchObject({ values: { lr: 50 } }));
 });
 
+test("between two epochs the head has the one that has ended, as the list of Rewind", async () => {
+  const { find, store } = shown(), epoch = () => find(".place").textContent, at = (place) => store.hear({ patch: { place } }, []);
+  at({ epoch: 0, batch: 0, epochs: 4, phase: "epoch_start" });
+  await until(() => expect(epoch()).toBe("epoch1 / 4"));
+  at({ epoch: 3 });
+  await until(() => expect(epoch()).toBe("epoch3 / 4"));
+  at({ phase: "train" });
+  await until(() => expect(epoch()).toBe("epoch4 / 4"));
+  at({ epoch: 4, phase: "epoch_start" });
+  await until(() => expect(epoch()).toBe("epoch4 / 4"));
+});
+
+test("a refused value goes once another one is in force, and a number beyond 64 bits is refused in words", async () => {
+  const { asked, find, store } = shown(), type = async (text) => {
+    const box = find("[data-name=lr] input:not([type=range])");
+    Object.assign(box, { value: text });
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+    box.dispatchEvent(new Event("change", { bubbles: true }));
+  };
+  await type("1e20");
+  await until(() => expect(find("[data-name=lr] .hint").textContent).toBe("1e20 is beyond 9.2e18, the largest that the box takes"));
+  const before = asked.length;
+  store.hear({ patch: { values: { lr: { value: 0.25 } } } }, []);
+  await until(() => expect([find("[data-name=lr] input:not([type=range])").value, asked.length]).toEqual(["0.25", before]));
+  expect(find("[data-name=lr]").className).not.toContain("refused");
+});
+
 test("a question is gone once another value is chosen, is refused, or comes from elsewhere; so is a refusal once the box is empty", async () => {
   const { asked, store, find } = shown(), hint = () => find("[data-name=lr] .hint").textContent, ask = async () => {
     type(find("#tunable-lr"), "50");

@@ -1,7 +1,7 @@
 import { render } from "preact";
 import { html } from "htm/preact";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { fewOf, pointWords } from "../src/controls.js";
+import { fewOf, pointWords, usualOf } from "../src/controls.js";
 import { hooksTitle, partsOf } from "../src/hooks.js";
 import { codeFor } from "../src/inspect.js";
 import { change, finite, lossRange, planTraces, read, searchLayout, searchTraces } from "../src/lr.js";
@@ -10,7 +10,7 @@ import { Store } from "../src/store.js";
 import { pathOf, wordsOf } from "../src/system.js";
 import { columnsOf, markdown, sorted } from "../src/table.js";
 import { TABS } from "../src/tabs.js";
-import { alertOf, colour, duration, epochAfter, even, message, phase, standing } from "../src/words.js";
+import { alertOf, colour, duration, epochAfter, epochOf, even, message, phase, standing } from "../src/words.js";
 import { until } from "./until.js";
 
 const TABLE = {
@@ -34,7 +34,7 @@ const VIEW = {
   },
   points: { slow: { label: "Slow", points: ["after_step"], own: true }, other: { label: "Other", points: [] } },
   hooks: { slow: { at: 0, order: 0, enabled: true, calls: 1234567, seconds: 2.5 }, other: { at: 1, order: 5, enabled: false } },
-  journal: { count: 2, entries: { 1: { step: 3, epoch: 0, kind: "tune", what: "lr", change: "0.1 → 0.2", source: "panel", undone: true }, 2: { step: 5, epoch: 1, kind: "note", what: "note", change: "<i>seen</i>", source: "code" } } },
+  journal: { count: 2, entries: { 1: { step: 3, epoch: 0, kind: "tune", what: "lr", change: "0.1 → 0.2", source: "panel", undone: true }, 2: { step: 5, epoch: 1, batch: 1, kind: "note", what: "note", change: "<i>seen</i>", source: "code" } } },
   alerts: {
     1: { title: "Spike", step: 10, seen: "The loss rose.", advice: "Lower `lr`.", ended: 20, entries: 0 },
     2: { title: "Slow hook", step: 40, seen: "The hook 'slow' takes 66%.", advice: "Switch it `off`.", entries: 2 },
@@ -215,6 +215,13 @@ test("Table: titles say which weights were evaluated, and an empty table says wh
   expect(markdown(columnsOf(TABLE), []).split("\n")).toHaveLength(2);
   expect(shown({ numbers: {} }).pane().textContent).toBe("The first row comes with the first evaluation.");
   expect(shown({ numbers: {}, run: { ...VIEW.run, loaders: [] } }).pane().textContent).toBe("This run has no valid_dl: nothing is evaluated.");
+});
+
+test("Rewind proposes the last state before this one; of a run that broke, the best before it did", () => {
+  const points = [{ step: 40 }, { step: 30 }, { step: 20, best: true }, { step: 0 }], place = { step: 40 }, broke = (step) => ({ place, numbers: { "train/loss": { bad_since: step } } }), proposed = (...given) => usualOf(points, ...given)?.step;
+  expect([proposed({ place }), proposed({ place: { step: 0 } }), proposed({ place }, 25), usualOf([], { place })]).toEqual([30, 40, 20, undefined]);
+  expect([broke(35), broke(20), broke(0)].map((view) => proposed(view))).toEqual([20, 0, 0]);
+  expect([proposed({ place, alerts: { 1: { kind: "divergence", step: 25 } } }), proposed(broke(35), 31)]).toEqual([20, 30]);  // a click says which
 });
 
 test("Rewind: each state with its step, epoch and loss, and which is best", async () => {
@@ -518,6 +525,7 @@ test("numbers of tables", () => {
   expect([0, 0.5, 0.00321, 0.00001, 123456, "nan", undefined].map(even)).toEqual(["0.0000", "0.5000", "0.00321", "1.00e-5", "1.23e5", "nan", "–"]);
   expect([0.0001, 0.2, 2000].map(duration)).toEqual(["0.1 ms", "0.2 s", "33:20"]);
   expect([0, 0.5, 1, 1.01, 30].map(epochAfter)).toEqual([1, 1, 1, 2, 30]);
+  expect([{}, { epoch: 0 }, { epoch: 0, batch: 2 }, { epoch: 3 }, { epoch: 3, batch: 1 }].map(epochOf)).toEqual([undefined, 1, 1, 3, 4]);  // between two epochs: the one that has ended
   expect(partsOf({ seconds: { data: 0, forward: 1 } }).map(({ name }) => name)).toEqual(["forward"]);
   expect(TABS.map(({ name }) => name)).toHaveLength(new Set(TABS.map(({ name }) => name)).size);
 });

@@ -338,7 +338,10 @@ def test_train_more():
     for wrong in ({"epochs": 1, "n": 2}, {"epochs": 1, "steps": 2}, {}):
         assert loop.post(Command("train_more", wrong)).status == "refused", wrong
     disturb()
-    assert loop.post(Command("train_more", {"epochs": 2})).wait(120).status == "applied"
+    more = Command("train_more", {"epochs": 2}, source="widget")
+    assert loop.post(more).wait(120).status == "applied"
+    [totals] = [each for each in loop.journal if each.kind == "totals"]
+    assert (totals.new, totals.source) == ("3 epochs", "widget")  # the button, and not code
     again = loop.post(Command("train_more", {"epochs": 2}))
     assert again.status == "refused" and "the run goes on" in again.reason
     assert loop.wait().status == "finished" and loop.epochs == 3

@@ -56,6 +56,24 @@ def test_the_worst_samples_and_the_matrix_are_right():
             assert (each.picture == wanted).all() and not each.scaled
 
 
+def test_the_prediction_of_a_regression_is_the_output():
+    """One number a sample, beside its target; not where a sample has several."""
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    for y, known in ((x[:, :1], True), (x[:, 0], True), (x[:, :2], False)):
+        net = nn.Sequential(nn.Linear(4, y.shape[1] if y.ndim > 1 else 1),
+                            nn.Flatten(0) if y.ndim == 1 else nn.Identity())
+        samples, data = SamplesHook(worst=3), DataLoader(TensorDataset(x, y), 16)
+        trainer = Trainer(net, train_dl=data, valid_dl=data, loss_fn=nn.MSELoss(), epochs=1,
+                          device="cpu", seed=0, progress=False, hooks=[samples])
+        trainer.fit()
+        for each in samples.evaluations[-1].worst:
+            wanted = net(x[each.index:each.index + 1])
+            assert (each.prediction == pytest.approx(wanted.item(), abs=1e-5) if known
+                    else each.prediction is None)
+            assert (each.target is not None) == known
+        assert samples.evaluations[-1].matrix is None
+
+
 def test_pictures_are_small_and_say_when_they_are_scaled():
     """Bounded to 96 pixels; own range for values that are not shares;
     grey and colour, channels first and last."""

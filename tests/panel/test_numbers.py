@@ -12,7 +12,7 @@ from feed_page import Page
 from small_runs import BATCHES, make
 from steered import until
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainer_nb import EMAHook, LambdaHook, SnapshotHook, Trainer, attach
 from trainer_nb.core.control import Series
@@ -149,6 +149,50 @@ def test_each_row_has_the_numbers_of_its_evaluation():
     np.testing.assert_allclose(column(found, "train/loss"),
                                trainer.history["train/loss"].reshape(4, 8).mean(1), rtol=1e-5)
     assert column(found, "seconds") == sorted(column(found, "seconds"))
+
+
+class WithoutLength(IterableDataset):
+    """Batches of 8 rows that nobody has counted."""
+    def __iter__(self):
+        for start in range(0, 64, 8):
+            yield X[start:start + 8], X[start:start + 8, :1]
+
+
+def test_an_evaluation_at_the_end_of_an_epoch_belongs_to_it():
+    """Also where the loader has no length, or says a wrong one: epoch 1, not 0 or 0.8."""
+    for length in (None, 8, 10):
+        loader = DataLoader(WithoutLength(), batch_size=None)
+        if length:
+            loader = type("Counted", (), {
+                "__iter__": lambda own, loader=loader: iter(loader),
+                "__len__": lambda own, length=length: length})()
+        trainer = Trainer(nn.Linear(4, 1), train_dl=loader, valid_dl=loader, epochs=3,
+                          loss_fn=nn.MSELoss(), device="cpu", seed=0, progress=False,
+                          hooks=[SnapshotHook(every_steps=8)])
+        trainer.step(epochs=1)
+        assert trainer.position().fraction == pytest.approx(1 / 3)
+        trainer.fit()
+        assert column(trainer.feed.whole("table")["table"], "epoch") == [1, 2, 3]
+        assert {row["step"]: row["epoch"] for row in trainer.feed.whole("rewind")["rewind"]
+                if row["step"] in (8, 16, 24)} == {8: 1, 16: 2, 24: 3}
+
+
+def test_the_table_has_each_loss_of_several_optimizers_once():
+    """The one without a name is the last one's."""
+    pair, data = nn.ModuleDict({"g": nn.Linear(4, 1), "d": nn.Linear(4, 1)}), [(X, X[:, :1])] * 4
+    def own(name):
+        def step(batch, trainer):
+            x, y = batch
+            return {"loss": (trainer.model[name](x) - y).square().mean()}
+        return step
+    trainer = Trainer(pair, train_dl=data, valid_dl=data, epochs=2, device="cpu", seed=0,
+                      optim={name: torch.optim.SGD(pair[name].parameters(), 0.1) for name in pair},
+                      train_step={name: own(name) for name in pair}, eval_step=own("g"),
+                      progress=False)
+    trainer.fit()
+    order = trainer.feed.whole("table")["table"]["order"]
+    assert [name for name in order if name.startswith("train/")] == [
+        "train/g/loss", "train/d/loss"]
 
 
 def test_rows_that_were_made_stay_and_a_page_is_sent_the_new_one_alone():

@@ -66,14 +66,14 @@ def warn_of_totals(trainer, name: str, epochs: int | None, max_steps: int | None
              f"{unit} {done} already: it ends as soon as it can. For one {unit} more: "
              f"{given}={done + 1}")
 
-def enter(trainer, name: str, totals: tuple | None = None) -> bool:
+def enter(trainer, name: str, totals: tuple | None = None, source: str = "code") -> bool:
     "Raise before anything has changed; False if there is nothing left to do."
     check_ready(trainer, name)
     trainer.driver.status.check_free(name)
     check_own_weights(trainer, name)
     trainer.background.forget_error()
     if totals is not None:
-        trainer.checkpoint.set_totals(*totals, trainer)
+        trainer.checkpoint.set_totals(*totals, trainer, source)
     trainer.engine.check_alike(partial(rank_invariants, trainer))
     if trainer.loop.finished() and trainer.state is RunState.FINISHED:
         return False

@@ -284,7 +284,7 @@ def begin_idle(trainer, command: Command) -> None:
             totals = (None, state.optimizer_step + steps)
         else:  # an epoch that has begun is finished, too
             totals = (state.epoch + (state.batch_idx > 0) + command.values["epochs"], None)
-        enter(trainer, "train_more", totals)
+        enter(trainer, "train_more", totals, command.source)
     elif command.values.get("skip_failed"):
         leave_out(trainer, command.source)
 

@@ -128,6 +128,12 @@ class StepState:
         "Do this phase next, and `then` after it, if it is an evaluation."
         self.phase, self.next_phase = phase, then or self.next_phase
 
+    @property
+    def epoch_ended(self) -> bool:
+        "Whether all batches of the epoch are done, and what comes at its end is not."
+        comes = self.next_phase if self.phase is Phase.VALID else self.phase
+        return comes in (Phase.AFTER_TRAIN, Phase.AFTER_VALID)
+
     def begin_epoch(self) -> None:
         "The batches of an epoch come next, from its first one on."
         self.batch_idx, self.phase = 0, Phase.TRAIN

@@ -333,6 +333,8 @@ class TrainingLoop:
     def epoch_float(self) -> float:
         "Epochs as a fraction: 1.5 is half-way through the second."
         state, length = self.state, self.data.length
+        if state.epoch_ended:
+            return state.epoch + 1.0
         return state.epoch + (min(1.0, state.batch_idx / length) if length else 0.0)
 
     def log(self, records: dict, owner) -> None:

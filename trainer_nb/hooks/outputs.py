@@ -435,7 +435,11 @@ class Collector:
             return None
         scores = pred.ndim == 2 and pred.is_floating_point()
         classes = target.ndim == 1 and not target.is_floating_point()
-        return pred.detach().argmax(1) if scores and classes else None
+        if scores and classes:
+            return pred.detach().argmax(1)
+        # of a regression the output is the prediction; where outputs are kept, it is there already
+        one_each = pred.shape == target.shape and pred.ndim and pred.numel() == len(pred)
+        return pred.detach() if one_each and "outputs" not in self.fields else None
 
     def _drawn(self, number: int):
         return self.known[number] if self.known is not None and number < len(self.known) else ()

@@ -28,7 +28,7 @@ from ..core.commands import COMMANDS, GONE, Button, CommandSpec, in_order, known
 from ..core.control import RunView
 from ..hooks.remote_control import LONGEST_ERROR, MOST_ALERTS
 from .bins import Records
-from .still import is_training_loss
+from .still import is_training_loss, optimizers_of
 from ..support.validate import PLAIN
 from ..support.words import SOURCES, what_failed
 
@@ -77,14 +77,17 @@ class Evaluations:
         found = view.records(self._counts)
         if names := judged(found):
             last = int(next(reversed(self.rows), -1))
-            steps = np.unique(np.concatenate([found[name].steps for name in names]))
-            self._add(found, names, steps[steps >= last])
+            steps, first = np.unique(np.concatenate([found[name].steps for name in names]),
+                                     return_index=True)
+            epochs = np.concatenate([found[name].epochs for name in names])[first]
+            new = steps >= last
+            self._add(found, names, steps[new], epochs[new])
         return dict(self.rows)
 
-    def _add(self, found: dict, names: list[str], steps: np.ndarray) -> None:
+    def _add(self, found: dict, names: list[str], steps: np.ndarray, epochs: np.ndarray) -> None:
         longest = max(found.values(), key=len)
         at = np.minimum(np.searchsorted(longest.steps, steps), len(longest) - 1)
-        columns = {"epoch": longest.epochs[at]}
+        columns = {"epoch": epochs}
         columns |= {name: means_between(series, steps) for name, series in found.items()
                     if is_training_loss(name)}
         columns |= {name: values_at(found[name], steps) for name in names}
@@ -328,7 +331,8 @@ def entries(view, most: int = ALL_ENTRIES) -> dict:
     "The newest entries of the journal by number; `undone`: by a rewind."
     kept = {each.number for each in view.journal.path()}
     return {str(each.number): known(
-        step=each.step, epoch=each.epoch, kind=each.kind, what=each.what, change=each.change(),
+        step=each.step, epoch=each.epoch, batch=each.batch_idx or None, kind=each.kind,
+        what=each.what, change=each.change(),
         source=SOURCES.get(each.source, each.source), by=each.by or None,
         reason=each.reason or None, time=each.time or None, undone=each.number not in kept or None)
         for each in list(view.journal.entries)[-most:]}
@@ -434,6 +438,8 @@ def rewind(view) -> list[dict]:
         if name is not None and (at := last_before(records[name], step)) >= 0:
             row |= {"name": name, "value": digits(records[name].values[at]),
                     "measured": int(records[name].steps[at])}
+            if row["measured"] == step:  # it knows the end of an epoch without a length, too
+                row["epoch"] = round(float(records[name].epochs[at]), 4)
     measured = [row for row in rows if isinstance(row.get("value"), (int, float))]
     if measured:
         min(measured, key=lambda row: (row["value"], row["step"] - row["measured"]))["best"] = True
@@ -458,7 +464,10 @@ def table(view) -> dict | None:
     rows, names = view.evaluations.read(view), judged(view.binned.of)
     if not rows:
         return None
-    order = ["step", "epoch", *filter(is_training_loss, view.binned.of), *names, "seconds"]
+    # of several optimizers "train/loss" is the last one's, which is there by its name
+    twice = {"train/loss"} if optimizers_of(view.binned.of) else set()
+    losses = [each for each in view.binned.of if is_training_loss(each) and each not in twice]
+    order = ["step", "epoch", *losses, *names, "seconds"]
     found = {name: best[2] for name in names if (best := view.binned.of[name].best)}
     return {"rows": rows, "order": order, "best": {
         name: step for name, step in found.items()  # one of several at that step may be better
