@@ -101,6 +101,41 @@ class Late:
         return {"loss": loss}
 
 
+class Scaling(Hook):
+    """Scales the gradients by a factor of its own, among very many attributes."""
+
+    order = 5
+
+    def __init__(self):
+        self.factor = 1.0
+        vars(self).update((f"a{number}", number) for number in range(60))
+
+    def after_backward(self, trainer):
+        """The factor falls."""
+        self.factor *= 0.9
+        for parameter in trainer.model.parameters():
+            parameter.grad.mul_(self.factor)
+
+
+class Halving(Scaling):
+    """The factor is set by the first batch."""
+
+    def after_backward(self, trainer):
+        """Once."""
+        if self.factor == 1.0:
+            self.factor = 0.5 + len(trainer.batch) * trainer.step_state.optimizer_step
+        for parameter in trainer.model.parameters():
+            parameter.grad.mul_(self.factor)
+
+
+class Touching(Hook):
+    """One of very many hooks that might change something."""
+
+    def after_backward(self, trainer):
+        """As it was."""
+        trainer.batch[0].mul_(1.0)
+
+
 class Anchor(Hook):
     """Holds the weights to those of an epoch's end."""
 
@@ -401,6 +436,9 @@ NAMED = {
     "a teacher by NumPy": (lambda: taught(copied), "teacher"),
     "a late teacher": (lambda: run(train_step=Late()), "teacher"),
     "an anchor": (lambda: run(hooks=[Anchor()]), "anchor"),
+    "a hook of 60 attributes": (lambda: run(hooks=[Scaling()]), "scaling.factor"),
+    "one of 61 hooks": (
+        lambda: run(hooks=[*(Touching() for _ in range(60)), Halving()]), "halving.factor"),
     "begun by a batch": (lambda: run(ActNorm()), "initialized"),
     "by the first loss": (lambda: run(loss_fn=ByFirst()), "first"),
     "a pool that grows": (growing, "dataset.indices"),

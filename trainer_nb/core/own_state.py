@@ -634,7 +634,7 @@ class RunObjects:
         hooks = {row.name: row.hook for row in self.hooks}
         own = {name: hook for name, hook in hooks.items() if not _of_package(hook)}
         given = {name: vars(hook) for name, hook in hooks.items() if isinstance(hook, LambdaHook)}
-        own = {name: getattr(hook, "component", hook) for name, hook in own.items()}
+        own = {name: _inner(hook) for name, hook in own.items()}
         return {"model": self.model, "task": self.task, **own, **given,
                 "loss_fn": self.loss_fn, "train_step": self.train_step}
 
@@ -644,17 +644,12 @@ class RunObjects:
 
     def acting(self) -> set[str]:
         "The names of the user's hooks that may change the run."
-        return {row.name for row in self.hooks
-                if _acts(getattr(row.hook, "component", row.hook))}
+        return {row.name for row in self.hooks if _acts(_inner(row.hook))}
 
     def acting_code(self) -> list[FunctionType]:
         "The functions of the user's that make a step, or may change the run."
-        held = [[*_methods(type(each)), *getattr(each, "__dict__", {}).values()]
-                for each in self.on_hooks()]
-        def enter(value):
-            return isinstance(value, (list, FunctionType, MethodType, functools.partial))
-        return [each for _, each in search({"": [self.train_step, *held]}, enter)
-                if isinstance(each, FunctionType) and _own_code(each)]
+        held = [each for hook in self.on_hooks() for each in _code_of(hook)]
+        return _functions_from([self.train_step, *held])
 
     def set_something(self) -> bool:
         "Whether code of the user's that steps run sets, or adds to, what is outside of it."
@@ -662,7 +657,7 @@ class RunObjects:
             return isinstance(value, (list, FunctionType, MethodType, functools.partial)) or (
                 _is_object(value) and not isinstance(value, torch.nn.Module))
         roots = [self.train_step, self.loss_fn, self.task, *self.acting_code(), *self.on_hooks()]
-        used = [each for _, each in search({"": roots}, enter)]
+        used = [each for _, each in search(_by_place(roots), enter)]
         return (any(_own_code(each) and (_CHANGING & done_in(each.__code__)
                                          or set_outside(each.__code__))
                     for each in used if isinstance(each, FunctionType))
@@ -672,20 +667,12 @@ class RunObjects:
 
     def callers(self, name: str) -> list[str]:
         "The hooks of the user's whose code names something."
-        def enter(value):
-            return isinstance(value, (list, FunctionType, MethodType, functools.partial))
-        hooks = {row.name: getattr(row.hook, "component", row.hook) for row in self.hooks
-                 if not _of_package(row.hook) or isinstance(row.hook, LambdaHook)}
-        return [key for key, hook in hooks.items() if any(
-            isinstance(each, FunctionType) and _own_code(each) and name in names_in(each.__code__)
-            for _, each in search({"": [*_methods(type(hook)),
-                                        *getattr(hook, "__dict__", {}).values()]}, enter))]
+        return [row.name for row in self.hooks if _names(row.hook, name)]
 
     def on_hooks(self) -> list:
         "The user's hooks that may change the run, and what they hold."
         acting = self.acting()
-        return [getattr(row.hook, "component", row.hook) for row in self.hooks
-                if row.name in acting]
+        return [_inner(row.hook) for row in self.hooks if row.name in acting]
 
     def kept_by_hooks(self) -> list:
         "Hooks of the user's with a state, and what they hold."
@@ -963,24 +950,37 @@ def _acts(hook) -> bool:
 
     Also in functions that it uses."""
     methods = _methods(type(hook))
+    codes = [(each.__code__, each in methods) for each in _functions_from(_code_of(hook))]
+    return any(acts(code, code.co_varnames[:method], _ACTING) for code, method in codes)
+
+def _inner(hook):
+    "A component of the user's that a hook holds; else the hook itself."
+    return getattr(hook, "component", hook)
+
+def _code_of(hook) -> list:
+    "The methods of a hook, and what it holds: functions, too."
+    return [*_methods(type(hook)), *getattr(hook, "__dict__", {}).values()]
+
+def _functions_from(values: Iterable) -> list[FunctionType]:
+    "The user's functions among some values, and those that they use, without those of objects."
     def enter(value):
         return isinstance(value, (list, FunctionType, MethodType, functools.partial))
-    used = search({"": [*methods, *getattr(hook, "__dict__", {}).values()]}, enter)
-    codes = [(each.__code__, each in methods) for _, each in used
-             if isinstance(each, FunctionType) and _own_code(each)]
-    return any(acts(code, code.co_varnames[:method], _ACTING) for code, method in codes)
+    return [each for _, each in search(_by_place(values), enter)
+            if isinstance(each, FunctionType) and _own_code(each)]
+
+def _by_place(values: Iterable) -> dict:
+    "Roots of a search without a name; a list of many would not be searched."
+    return {str(place): each for place, each in enumerate(values)}
+
+def _names(hook, name: str) -> bool:
+    "Whether code of the user's that a hook has, or uses, names something."
+    if _of_package(hook) and not isinstance(hook, LambdaHook):
+        return False
+    return any(name in names_in(each.__code__) for each in _functions_from(_code_of(_inner(hook))))
 
 def leave_gradients(rows) -> bool:
     "Whether a hook of the user's calls `backward()`: gradients stay on the parameters after it."
-    def enter(value):
-        return isinstance(value, (list, FunctionType, MethodType, functools.partial))
-    hooks = [getattr(row.hook, "component", row.hook) for row in rows]
-    held = [[*(() if _of_package(each) else _methods(type(each))),
-             *getattr(each, "__dict__", {}).values()]
-            for each in hooks if isinstance(each, LambdaHook) or not _of_package(each)]
-    return bool(held) and any(isinstance(each, FunctionType) and _own_code(each)
-                              and "backward" in names_in(each.__code__)
-                              for _, each in search({"": held}, enter, long=1000))
+    return any(_names(row.hook, "backward") for row in rows)
 
 # %% ../../nbs/core/06_own_state.ipynb #f468e36b
 SLOTS = 10_000  # items: up to this length a container of an optimizer is searched, for its slots
@@ -1273,6 +1273,7 @@ def state_leaves(objects: RunObjects, name: str | None = None) -> list:
 
 _AGAIN = ("is kept as it is now, and who goes on in the middle of an epoch begins the epoch again "
           "with it, to come back to the place: exact is a state of an epoch's end")
+_SET = "the first steps set it"  # until steps are seen to change it
 _FIRST = "was set by the first steps: a trainer that goes on sets it to the same in its own"
 _LATE = "came with a later step: a trainer that goes on makes the same of it"
 _BETWEEN = ("was changed between two drives: a program that goes on from a file changes it alike, "
@@ -1317,8 +1318,9 @@ class Findings:
             result = isinstance(value, torch.Tensor) and _storage(value) in seen
             if result and root in objects.others:  # or the data, which a step has written to
                 result = before.values[path][0] is not value
-            if not result and not (_storage(value) == loss and root in hooks):
-                self.found.setdefault(mark.name_of(path), text)
+            if (not result and not (_storage(value) == loss and root in hooks)
+                and self.found.get(mark.name_of(path), _SET) == _SET):
+                self.found[mark.name_of(path)] = text
 
     def assume(self, objects: RunObjects, before: Mark, mark: Mark, text: str,
                changed: bool = True) -> None:
@@ -1331,7 +1333,7 @@ class Findings:
             # who goes on does again what a flag, or a number, was to be done once for
             flag = bool, float if path not in before.values else PLAIN
             if text is _FIRST and isinstance(value, flag):
-                self.found.setdefault(mark.name_of(path), "the first steps set it")
+                self.found.setdefault(mark.name_of(path), _SET)
             else:
                 self.assumed.setdefault(mark.name_of(path), text)
 
