@@ -20,6 +20,7 @@ from torch.utils.data import (DataLoader, Dataset, IterableDataset, RandomSample
                               TensorDataset, WeightedRandomSampler, default_collate)
 
 from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
+from trainer_nb.core import own_state
 from trainer_nb.support.saved import CheckpointError
 
 SAMPLES = 40
@@ -913,3 +914,98 @@ def test_a_search_leaves_what_was_told_as_it_was(point):
     searched = make(hooks=[LambdaHook(**{point: search})])
     searched.fit()
     assert found and same(weights(searched), weights(straight))
+
+
+class Buffer:
+    """Batches of what was seen last; the program adds to it between two steps."""
+
+    def __init__(self):
+        self.rows = collections.deque(maxlen=200)
+        self.add(40)
+
+    def add(self, count):
+        """More rows."""
+        self.rows.extend((each.clone(), each[:1].clone()) for each in X[:count])
+
+    def __iter__(self):
+        while True:
+            rows = random.sample(self.rows, 8)
+            yield tuple(map(torch.stack, zip(*rows)))
+
+
+class Noting(Hook):
+    """Counts and lists what it sees, and may change the run later."""
+
+    def __init__(self):
+        self.steps, self.losses, self.factor, self.late = 0, [], 1.0, None
+
+    def after_backward(self, trainer):
+        """Count, list; and scale, once it is told to."""
+        self.steps += 1
+        self.losses.append(trainer.loss)
+        if self.late is not None:
+            self.factor *= self.late
+        for parameter in trainer.model.parameters():
+            parameter.grad.mul_(self.factor)
+
+
+def marks_of(monkeypatch):
+    """Counts the marks that are made."""
+    made, plain = [], own_state.Mark.__init__
+
+    def counted(mark, *given):
+        made.append(mark)
+        plain(mark, *given)
+    monkeypatch.setattr(own_state.Mark, "__init__", counted)
+    return made
+
+
+def test_what_changes_all_the_time_is_looked_at_less_and_less(monkeypatch):
+    """A loop of one's own with a buffer, a counter and a list: else a mark would be made in each
+    call of `step()`, which costs more than the step."""
+    made, buffer = marks_of(monkeypatch), Buffer()
+    trainer = run(train_dl=buffer, hooks=[Noting()], epochs=None, max_steps=10_000)
+    counts = []
+    for _ in range(3):
+        for _ in range(100):
+            buffer.add(1)
+            trainer.step()
+        counts.append(len(made))
+        made.clear()
+    assert counts[0] < 80 and counts[1] < 15 and counts[2] < 15, counts
+    assert any("train_dl.rows" in text for text in trainer.exact.assumed)
+
+
+@pytest.mark.parametrize("late", [5, 40, 75])
+def test_what_begins_to_change_later_is_named_at_once(late):
+    """Beside what has changed in each step before."""
+    hook = Noting()
+    trainer = run(hooks=[hook], epochs=None, max_steps=1000)
+    for _ in range(late):
+        trainer.step()
+    assert trainer.exact, trainer.exact
+    hook.late = 0.9
+    trainer.step()
+    trainer.step()
+    trainer.step()
+    assert any("noting.factor" in text and "steps change it" in text
+               for text in trainer.exact.obstacles), trainer.exact
+
+
+def test_what_the_program_changed_and_steps_change_later_is_named():
+    """At the next whole look: it was assumed until then."""
+    buffer = Buffer()
+
+    def step(batch, trainer):
+        if trainer.step_state.optimizer_step >= 70:
+            buffer.rows.append(buffer.rows[-1])
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1])}
+    trainer = run(train_dl=buffer, train_step=step, epochs=None, max_steps=1000)
+    for call in range(140):
+        if call < 70:
+            buffer.add(1)
+        trainer.step()
+        if call == 69:
+            assert trainer.exact
+            assert any("train_dl.rows" in text for text in trainer.exact.assumed)
+    assert not trainer.exact and any("rows" in text for text in trainer.exact.obstacles)
