@@ -1,6 +1,7 @@
 """Programs with a state of their own: a run that is interrupted goes on bit for bit,
 or `exact` names what stands in the way."""
 
+import argparse
 import array
 import collections
 import copy
@@ -13,13 +14,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils.prune import l1_unstructured
 from torch.utils.data import (DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, Subset,
-                              TensorDataset, WeightedRandomSampler, default_collate)
+                              TensorDataset, WeightedRandomSampler, default_collate,
+                              get_worker_info)
+from transformers import PretrainedConfig
 
-from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
+from trainer_nb import CheckpointHook, Hook, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core import own_state
 from trainer_nb.support.saved import CheckpointError
 
@@ -1009,3 +1013,233 @@ def test_what_the_program_changed_and_steps_change_later_is_named():
             assert trainer.exact
             assert any("train_dl.rows" in text for text in trainer.exact.assumed)
     assert not trainer.exact and any("rows" in text for text in trainer.exact.obstacles)
+
+
+class Scheduled(Hook):
+    """Changes a setting on the way."""
+
+    def __init__(self, settings):
+        self.settings = settings
+
+    def after_step(self, trainer):
+        """It falls."""
+        self.settings.heat *= 0.9
+
+
+class WithConfig(nn.Module):
+    """A model that reads its configuration in each pass."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.inner, self.config = network(), config
+
+    def forward(self, x):
+        """Scaled by it."""
+        return self.inner(x) / self.config.heat
+
+
+LIBRARY = {  # objects of libraries' classes, whose values everybody reads
+    "a namespace": lambda: argparse.Namespace(heat=1.0),
+    "omegaconf": lambda: OmegaConf.create({"heat": 1.0}),
+    "a model's configuration": lambda: PretrainedConfig(heat=1.0),
+}
+
+
+@pytest.mark.parametrize("where", ["step", "hook", "model"])
+@pytest.mark.parametrize("kind", [*LIBRARY])
+def test_settings_of_a_librarys_class_that_steps_change(kind, where):
+    """Named where a run goes on; and a trial, a search or a sweep does not change the training."""
+    def make():
+        settings = LIBRARY[kind]()
+
+        def step(batch, trainer):
+            pred = trainer.model(batch[0]) / settings.heat
+            if where == "step":
+                settings.heat *= 0.9
+            return {"loss": mse_loss(pred, batch[1])}
+        if where == "model":
+            model = WithConfig(settings)
+            return run(model, hooks=[Scheduled(model.config)])
+        return run(train_step=step, hooks=[Scheduled(settings)] if where == "hook" else [])
+    straight, first, again = make(), make(), make()
+    straight.fit()
+    first.step(7)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert not same(weights(again), weights(straight))
+    assert any("heat" in text for text in first.exact.obstacles), first.exact
+    with first.trial() as trial:
+        trial.step()
+        trial.step()
+    first.lr_find(num_steps=5)
+    first.sweep("weight_decay", [0.0, 0.1])
+    first.fit()
+    assert same(weights(first), weights(straight))
+
+
+class Allocator:
+    """As peft's rank allocator: a part of a model with averages of its own."""
+
+    __module__ = "some_library.of_models"
+
+    def __init__(self):
+        self.average = {"weight": torch.zeros(1, 8)}
+
+
+class Allocating(nn.Module):
+    """A model with such a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.allocator = network(), Allocator()
+
+    def forward(self, x):
+        """Its last layer is weighted by it."""
+        last = self.inner[2].weight * (1 + self.allocator.average["weight"])
+        if self.training:
+            average = self.allocator.average
+            average["weight"] = 0.9 * average["weight"] + self.inner[2].weight.detach()
+        return nn.functional.linear(self.inner[:2](x), last)
+
+
+def test_a_part_of_a_model_that_is_no_module_is_named():
+    """Of a library's class."""
+    straight, first, again = (run(Allocating()) for _ in range(3))
+    straight.fit()
+    first.step(7)
+    assert any("allocator.average" in text for text in first.exact.obstacles), first.exact
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert not same(weights(again), weights(straight))
+    first.lr_find(num_steps=5)
+    first.fit()
+    assert same(weights(first), weights(straight))
+
+
+class Lazy(Dataset):
+    """Makes its generator with its first sample."""
+
+    rng = None
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        if self.rng is None:
+            worker = get_worker_info()
+            self.rng = np.random.default_rng(worker.seed if worker else 0)
+        return X[index] + torch.tensor(self.rng.normal(size=4), dtype=torch.float32), Y[index]
+
+
+MADE_LATE = None  # by GlobalLazy
+
+
+class GlobalLazy(Lazy):
+    """Has it in a global name."""
+
+    def __getitem__(self, index):
+        global MADE_LATE
+        if MADE_LATE is None:
+            worker = get_worker_info()
+            MADE_LATE = np.random.default_rng(worker.seed if worker else 0)
+        return X[index] + torch.tensor(MADE_LATE.normal(size=4), dtype=torch.float32), Y[index]
+
+
+class LazyCollate:
+    """Makes it with its first batch."""
+
+    def __init__(self):
+        self.rng = None
+
+    def __call__(self, samples):
+        """Noise."""
+        if self.rng is None:
+            worker = get_worker_info()
+            self.rng = torch.Generator().manual_seed(worker.seed % 2**60 if worker else 0)
+        x, y = default_collate(samples)
+        return x + torch.randn(x.shape, generator=self.rng), y
+
+
+LAZY = {"dataset": lambda: (Lazy(), None), "global": lambda: (GlobalLazy(), None),
+        "collate": lambda: (DATA, LazyCollate())}
+
+
+@pytest.mark.parametrize("seed_samples", [False, True])
+@pytest.mark.parametrize("kind", [*LAZY])
+def test_a_generator_that_each_worker_makes_is_named_and_asking_leaves_no_trace(
+        kind, seed_samples, tmp_path):
+    """Asked by `exact`, and by a checkpoint that is written on the way."""
+    def make(**settings):
+        global MADE_LATE
+        MADE_LATE = None
+        data, collate = LAZY[kind]()
+        return run(train_dl=DataLoader(data, 8, shuffle=True, num_workers=2, collate_fn=collate),
+                   epochs=2, seed_samples=seed_samples, **settings)
+    straight = make()
+    straight.fit()
+    first = make()
+    first.step(7)
+    said = [*first.exact.obstacles]
+    assert any("has a copy in each worker" in text for text in said), said
+    assert said == first.exact.obstacles
+    first.fit()
+    assert same(weights(first), weights(straight))
+    checked = make(hooks=[CheckpointHook(tmp_path, every_steps=3)])
+    checked.fit()
+    assert same(weights(checked), weights(straight))
+
+
+LOOKS = {
+    "validate": lambda trainer: trainer.validate(),
+    "test": lambda trainer: trainer.test(trainer.train_dl),
+    "predict": lambda trainer: trainer.predict(trainer.train_dl),
+    "exact": lambda trainer: trainer.exact,
+    "lr_find": lambda trainer: trainer.lr_find(num_steps=4),
+    "eval_first": lambda trainer: None,
+}
+
+
+@pytest.mark.parametrize("kind", ["dataset", "collate"])
+@pytest.mark.parametrize("look", [*LOOKS])
+def test_who_looks_before_the_first_step_makes_no_generator_for_the_training(look, kind):
+    """One that training and validation share."""
+    def make(**settings):
+        data, collate = LAZY[kind]()
+        loaders = [DataLoader(Subset(data, part), 8, shuffle=True, collate_fn=collate)
+                   for part in (range(30), range(30, SAMPLES))]
+        return run(train_dl=loaders[0], valid_dl=loaders[1], epochs=2, **settings)
+    straight, looked = make(), make(eval_first=look == "eval_first")
+    straight.fit()
+    LOOKS[look](looked)
+    looked.fit()
+    assert same(weights(looked), weights(straight))
+
+
+class ToldOtherwise(Sampler):
+    """Calls the epoch as its parameter is called."""
+
+    def __init__(self):
+        self.e = 0
+
+    def __len__(self):
+        return SAMPLES
+
+    def set_epoch(self, e):
+        """Take it."""
+        self.e = e
+
+    def __iter__(self):
+        return iter(torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(
+            self.e)).tolist())
+
+
+def test_an_epoch_of_any_name_is_told():
+    """It is no state: who goes on is told it."""
+    straight, first, again = (run(train_dl=DataLoader(DATA, 8, sampler=ToldOtherwise()))
+                              for _ in range(3))
+    straight.fit()
+    first.step(7)
+    assert first.exact, first.exact
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert same(weights(again), weights(straight))

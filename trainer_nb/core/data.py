@@ -20,10 +20,10 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'TASKS', 'FORKS_HANG', 'OPEN_ITERATORS', 'N
            'end_persistent_workers', 'opened', 'left', 'too_short', 'SkippingSampler',
            'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
            'held_by_loader', 'loader_search', 'LoaderGenerators', 'loader_generators',
-           'sample_generators', 'restore_generators', 'draws_at_once', 'draws_on_the_way',
-           'StreamsNow', 'EpochStart', 'drawn', 'replay_indices', 'pass_indices',
-           'keeps_order', 'batch_indices', 'gives_samples', 'LoaderSource',
-           'FirstBatches', 'EpochIterator']
+           'as_before_the_first', 'sample_generators', 'restore_generators',
+           'draws_at_once', 'draws_on_the_way', 'StreamsNow', 'EpochStart', 'drawn',
+           'replay_indices', 'pass_indices', 'keeps_order', 'batch_indices',
+           'gives_samples', 'LoaderSource', 'FirstBatches', 'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
 import atexit
@@ -38,7 +38,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from multiprocessing.connection import wait as wait_for_any
 from numbers import Integral
@@ -56,7 +56,7 @@ from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, 
                               default_collate, get_worker_info)
 
 from .own_state import (Search, alike, generator_search, generator_state,
-                                       generators_in, set_generator_state)
+                                       generators_in, no_new_generators, set_generator_state)
 from .state import RandomStreams
 from ..support.torch_private import (
     batch_at, batches_as_shipped, cut_order, cuts_one_order, forget_worker_pids, indices_behind,
@@ -1114,6 +1114,11 @@ class LoaderGenerators:
 def loader_generators(loader) -> list:
     "The generators of a loader, once."
     return LoaderGenerators()(loader)
+
+def as_before_the_first(data):
+    "While this is open: before the first pass, generators that are made are forgotten again."
+    return nullcontext() if data.begun_with is not None else no_new_generators(
+        data_parts(data.loader))
 
 def sample_generators(loader) -> list:
     "The generators that samples are made with; the others draw the order of samples."

@@ -87,12 +87,15 @@ def draws_random(dataset, collate_fn=None, own=(), batched: bool = True, indices
                 samples.extend(dataset[index] for index in indices)
             return samples
         with Undo() as undo:
-            undo_objects(undo, {"dataset": dataset, "collate_fn": collate_fn}, long=LONG,
-                         told=False)
+            parts = {"dataset": dataset, "collate_fn": collate_fn}
+            undo_objects(undo, parts, long=LONG, told=False)
             note("dataset", read)
             if samples and collate_fn is not None:
                 note("collate function", lambda: [collate_fn(samples if batched else samples[0])])
-        return found + [path for (path, each), state in zip(own, before)
+            # those that each worker makes for itself, at its first sample
+            late = [path for path, each in generators_in(**parts)
+                    if not any(each is one for _, one in own)]
+        return found + late + [path for (path, each), state in zip(own, before)
                         if not alike(generator_state(each), state)]
     finally:
         streams.restore()
@@ -107,13 +110,13 @@ def worker_exactness(data) -> list[str]:
     own = generators_in(dataset=loader.dataset, collate_fn=loader.collate_fn)
     found = draws_random(loader.dataset, loader.collate_fn, own, loader.batch_sampler is not None,
                          first_indices(loader))
-    paths = [path for path, _ in own]
     of_paths = (" has a copy in each worker, which cannot be resumed in mid-epoch: draw from the "
                 f"global streams and set seed_samples=True, or {ways}")
     of_parts = (" draws random numbers in its workers, whose streams cannot be resumed in "
                 f"mid-epoch: seed_samples=True, or {ways}")
-    return [each + of_paths if each in paths else f"the {each}{of_parts}"
-            for each in found if each in paths or data.seed is None]
+    parts = "dataset", "collate function"
+    return [f"the {each}{of_parts}" if each in parts else each + of_paths
+            for each in found if each not in parts or data.seed is None]
 
 def plain_samples(loader) -> bool:
     "Whether dataset and collate function are torch's own."

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .data import (check_loader, loader_generators, loader_length,
-                                  restore_generators)
+from .data import (as_before_the_first, check_loader, loader_generators,
+                                  loader_length, restore_generators)
 from .engine import unwrap
 from .own_state import generator_state
 from .state import TURNS, OwnStreams, RunState
@@ -113,7 +113,8 @@ def without_trace(trainer, name: str) -> Iterator[None]:
     """Nobody else drives the run, and random streams and buffers are as before at the end.
 
     What steps carry in other places, and this changes, is noted for `exact`."""
-    with exclusive_access(trainer, name), OwnStreams().placed(), Undo() as undo:
+    with (exclusive_access(trainer, name), OwnStreams().placed(), Undo() as undo,
+          as_before_the_first(trainer.data)):
         undo.buffers([unwrap(each) for each in trainer.evaluator.modes.roots])
         note_changes = trainer.driver.carried.evaluation(name)
         try:

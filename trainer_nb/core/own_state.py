@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['GENERATORS', 'LONG', 'MANY', 'PLAIN', 'Passed', 'LARGE', 'MOST', 'SMALL', 'FEW',
            'SLOTS', 'ENOUGH', 'held_by', 'search', 'walk', 'Seen', 'generators_in',
-           'Search', 'generator_search', 'generator_state', 'set_generator_state',
-           'alike', 'undo_objects', 'RunObjects', 'leave_gradients', 'Glance', 'Quiet',
-           'Mark', 'state_leaves', 'Findings', 'CarriedState']
+           'Search', 'no_new_generators', 'generator_search', 'generator_state',
+           'set_generator_state', 'alike', 'in_module', 'undo_objects', 'RunObjects',
+           'leave_gradients', 'Glance', 'Quiet', 'Mark', 'state_leaves', 'Findings',
+           'CarriedState']
 
 # %% ../../nbs/core/06_own_state.ipynb #09b128cb
 import functools
@@ -23,7 +24,7 @@ from array import array
 from collections import Counter, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -435,6 +436,25 @@ class Search:
         self._seen.done()
         return found
 
+@contextmanager
+def no_new_generators(roots: dict) -> Iterator[None]:
+    """Forget at the end which generators objects made for themselves while this was open.
+
+    They are made again, as if nobody had asked before."""
+    spaces = [vars(each) for _, each in search(roots) if hasattr(each, "__dict__")
+              and not isinstance(each, (type, FunctionType))]
+    before = [dict(space) for space in spaces]
+    try:
+        yield
+    finally:
+        for space, old in zip(spaces, before):
+            for name, value in list(space.items()):
+                if _kind_of_generator(type(value)) and old.get(name) is not value:
+                    if name in old:
+                        space[name] = old[name]
+                    else:
+                        del space[name]
+
 def generator_search() -> Search:
     "A search for random generators, without the global ones and those inside other loaders."
     outside = [id(each) for each in _global_generators()]
@@ -513,9 +533,33 @@ def _beside(path: str) -> bool:
     return not path.endswith("]") and path.rfind(" ") > path.rfind(".")
 
 _LOADING = DataLoader, Sampler  # entered for their generators
+_SETTINGS = "argparse", "omegaconf", "ml_collections"  # packages
 # of libraries, with a state that steps move on
 _OF_LIBRARIES = LRScheduler, SobolEngine, Queue, UserDict, UserList
 _STATEFUL = (torch.nn.Module, torch.optim.Optimizer, SimpleNamespace, *_OF_LIBRARIES)
+
+@_once_per_class
+def _kind_of_settings(kind) -> bool:
+    "A library's class of values that everybody reads: a namespace, a model's configuration."
+    return (not _own_class(kind) and not issubclass(kind, dict)
+            and not kind.__module__.startswith(("torch.", "trainer_nb."))
+            and (kind.__module__.partition(".")[0] in _SETTINGS or is_dataclass(kind)
+                 or any(base.__name__.endswith("Config") for base in kind.__mro__)))
+
+@_once_per_class
+def _kind_in_module(kind) -> bool:
+    "A library's class whose objects may be a part of a model."
+    root = kind.__module__.partition(".")[0]
+    return not _own_class(kind) and root not in sys.stdlib_module_names and (
+        root not in ("torch", "trainer_nb", "numpy"))
+
+def in_module(value, held: Iterable) -> set[int]:
+    "The identities of the objects of libraries that a module holds, as peft's rank allocator."
+    if not isinstance(value, torch.nn.Module):
+        return set()
+    return {id(each) for _, _, each in held if hasattr(each, "__dict__")
+            and not isinstance(each, (*_CLOSED, type, FunctionType, MethodType))
+            and _kind_in_module(type(each))}
 
 def _is_object(value) -> bool:
     "Whether steps may change this object, and its attributes are enough to restore it."
@@ -524,7 +568,8 @@ def _is_object(value) -> bool:
 
 @_once_per_class
 def _kind_of_object(kind) -> bool:
-    return ((issubclass(kind, _STATEFUL) or _own_class(kind) or hasattr(kind, "partial_fit"))
+    return ((issubclass(kind, _STATEFUL) or _own_class(kind) or hasattr(kind, "partial_fit")
+             or _kind_of_settings(kind))
             and not issubclass(kind, (type, torch.Tensor, FunctionType, DataLoader))
             and not (issubclass(kind, Dataset) and not _changes_itself(kind)))
 
@@ -570,13 +615,18 @@ def undo_objects(undo: Undo, roots: dict, known=(), long: int = 10_000, told: bo
     iterators: list[tuple] = []
     classes: dict[type, None] = {}
     copied = 0  # bytes
+    parts: set[int] = set()  # of modules, of libraries
     def enter(value):
         wrapper = isinstance(value, Dataset) and type(value).__module__.startswith("torch.")
-        return wrapper or isinstance(value, (*_ENTERED, *_LOADING)) or _is_object(value)
+        return (wrapper or isinstance(value, (*_ENTERED, *_LOADING)) or _is_object(value)
+                or id(value) in parts)
     undo.add(_warn_of_changed, large, iterators)
-    for path, each in search(roots, enter, 200_000, long):
+    for path, each, held in walk(roots, enter, 200_000, long):
         if id(each) in known:
             continue
+        parts |= in_module(each, held or ())
+        if isinstance(each, (Dataset, Sampler)) or _is_object(each) or id(each) in parts:
+            classes |= dict.fromkeys(filter(_own_class, type(each).__mro__))
         if isinstance(each, (torch.Tensor, np.ndarray)):
             copied += each.nbytes
         if isinstance(each, torch.Tensor):
@@ -597,8 +647,7 @@ def undo_objects(undo: Undo, roots: dict, known=(), long: int = 10_000, told: bo
         elif type(each) in (list, deque) or isinstance(each, (dict, set)):
             if not _beside(path):
                 undo.contents(each)
-        elif _is_object(each):
-            classes |= dict.fromkeys(filter(_own_class, type(each).__mro__))
+        elif _is_object(each) or id(each) in parts:
             if hasattr(each, "__dict__"):
                 undo.attributes(each)
             for name, value in _in_slots(each).items():
@@ -609,6 +658,9 @@ def undo_objects(undo: Undo, roots: dict, known=(), long: int = 10_000, told: bo
         for name, each in list(vars(kind).items()):
             if isinstance(each, PLAIN):
                 undo.add(_set_back, kind, name, each)
+        for _, each, method in _members(kind):
+            if method:
+                _undo_names(undo, each)
 
 def _undo_function(undo: Undo, function) -> None:
     "Restore the names that a function sets outside, its attributes and the containers it reads."
@@ -620,9 +672,17 @@ def _undo_function(undo: Undo, function) -> None:
     for _, owner, name in _of_spaces(function):
         if isinstance(vars(owner)[name], PLAIN):
             undo.add(_set_back, owner, name, vars(owner)[name])
-    names, outside = set_outside(function.__code__), function.__globals__
     undo.add(vars(function).update, dict(vars(function)))
-    undo.add(outside.update, {name: outside[name] for name in names & {*outside}})
+    _undo_names(undo, function)
+
+def _undo_names(undo: Undo, function) -> None:
+    "Restore the global names that a function sets; one that it makes is gone again."
+    outside = function.__globals__
+    for name in set_outside(function.__code__):
+        if name in outside:
+            undo.add(outside.__setitem__, name, outside[name])
+        else:
+            undo.add(outside.pop, name, None)
 
 def _set_back(owner, name: str, value) -> None:
     "Give a module or class its former value; one that is as it was may not allow to be set."
@@ -1163,12 +1223,14 @@ class Mark:
                           for each in (optim.state, optim.param_groups, optim.defaults)}
         used, looking, self._acting = objects.by_name(), objects.looking(), objects.acting_code()
         inside = tuple(name + end for name in looking for end in " .[")
+        self._parts: set[int] = set()  # of modules, of libraries
         beside = (objects.optimizers(), {**objects.torch_hooks(), **objects.schedule_functions(),
                                          **objects.on_parameters()}, objects.others)
         roots = {id(each) for found in beside for each in found.values()}
         others = known | outside
         def enter(value):
-            inner = isinstance(value, (*_ENTERED, *_LOADING)) or _is_object(value)
+            inner = (isinstance(value, (*_ENTERED, *_LOADING)) or _is_object(value)
+                     or id(value) in self._parts)
             return (inner and id(value) not in known
                     and not isinstance(value, torch.optim.Optimizer) and not _is_metric(value))
         def enter_too(value):
@@ -1183,6 +1245,7 @@ class Mark:
             if held is not None:
                 self.glance.seen.keep(each, held, SLOTS if whole else LONG)
             if held:
+                self._parts |= in_module(each, held)
                 self._keep_plain(held, each, looks)
         for name, module in objects.named_modules():
             # another activation at its place, or other parameters, as those that are pruned
@@ -1232,7 +1295,8 @@ class Mark:
             kind = SimpleNamespace
         else:
             of_torch = type(holder).__module__.startswith("torch.utils.data")  # reads all it has
-            kind = SimpleNamespace if of_torch else type(holder)
+            settings = _kind_of_settings(type(holder)) or id(holder) in self._parts
+            kind = SimpleNamespace if of_torch or settings else type(holder)
         users = self._users.setdefault(id(holder), [])
         if (not users and isinstance(kind, type) and _own_class(kind) and not _is_module(kind)
             and held[0][0].startswith(("model.", "trainer."))):

@@ -17,8 +17,9 @@ from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
 
-from .data import (NO_BATCH, EpochIterator, check_end, check_workers,
-                                  end_persistent_workers, no_batch, skips_by_index)
+from .data import (NO_BATCH, EpochIterator, as_before_the_first, check_end,
+                                  check_workers, end_persistent_workers, no_batch,
+                                  skips_by_index)
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .own_state import leave_gradients
 from .runner import StepRunner, batch_name, no_gradient
@@ -491,7 +492,8 @@ class TrainingLoop:
         shared, began = self.data.generators(), owner.elapsed()
         self.before_evaluation()
         try:
-            records = yield from evaluator.evaluate(evaluator.loaders, "valid", owner, shared)
+            with as_before_the_first(self.data):
+                records = yield from evaluator.evaluate(evaluator.loaders, "valid", owner, shared)
         finally:
             self.evaluating_seconds += owner.elapsed() - began
         with state.unrepeatable():
@@ -514,8 +516,9 @@ class TrainingLoop:
         "Evaluate a few batches of each validation loader to find mistakes; store nothing."
         state, evaluator = self.state, self.evaluator
         shared = self.data.generators()
-        records = yield from evaluator.evaluate(
-            evaluator.loaders, "valid", owner, shared, batches=self.plan.eval_first)
+        with as_before_the_first(self.data):
+            records = yield from evaluator.evaluate(
+                evaluator.loaders, "valid", owner, shared, batches=self.plan.eval_first)
         state.evaluated()
         self.best.check(records, self.last_records, self.hooks, evaluator.loaders)
         yield BOUNDARY

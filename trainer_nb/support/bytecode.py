@@ -81,7 +81,8 @@ _VARIABLES = "DEREF", "GLOBAL", "NAME", "FAST"
 
 def sets_anew(code: CodeType, name: str) -> bool:
     "Whether code sets an attribute, in any case, before it does anything else with it."
-    first = next((each for each in dis.get_instructions(code) if each.argval == name
+    first = next((each for each in dis.get_instructions(code)
+                  if each.argval == name and each.opname.endswith(("ATTR", "METHOD"))
                   or "JUMP" in each.opname or each.opname in ("FOR_ITER", "SEND")), None)
     return first is not None and first.opname == "STORE_ATTR" and first.argval == name
 
