@@ -138,3 +138,18 @@ def test_the_names_of_a_history():
     trainer = run()
     trainer.fit()
     assert {"train/loss", "lr"} <= {*trainer.history}
+
+
+@pytest.mark.parametrize("point", ["before_optimizer_step", "after_optimizer_step"])
+def test_a_hook_around_the_steps_of_several_optimizers_is_refused_with_one(point):
+    """It would never be called; one that has both is for both."""
+    calls = []
+    def never(trainer, name):
+        calls.append(name)
+    trainer = run(hooks=[LambdaHook(name="clips", **{point: never})])
+    with pytest.raises(ValueError, match=f"clips: {point} is called for several.*"
+                                         f"{point.replace('_optimizer', '')} is meant"):
+        trainer.fit()
+    both = run(hooks=[LambdaHook(**{point: never, point.replace("_optimizer", ""): print})])
+    both.step()
+    assert not calls

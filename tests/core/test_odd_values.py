@@ -210,31 +210,3 @@ def test_a_second_drive_of_a_paused_run_is_told_what_it_can_do():
         trainer.step()
     trainer.stop()
     trainer.wait()
-
-
-@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
-def test_a_weighted_mean_in_parts_is_not_that_of_the_whole(kind):
-    """A line says so, and what it advises makes the step of the whole batch."""
-    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0)).double()
-    data = TensorDataset(x, (x[:, 0] > 0.8).long())
-    begin = nn.Sequential(nn.Linear(8, 2), nn.LogSoftmax(1)).double()
-
-    def trained(micro, advised=False):
-        model = copy.deepcopy(begin)
-        loss_fn = kind(weight=torch.tensor([1.0, 9.0]).double())
-
-        def step(batch, trainer):
-            return {"loss": loss_fn(trainer.model(batch[0]), batch[1]),
-                    "n": loss_fn.weight[batch[1]].sum()}
-        settings = {"train_step": step} if advised else {"loss_fn": loss_fn}
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            Trainer(model, train_dl=DataLoader(data, 16), epochs=1, micro_batch_size=micro,
-                    optim=torch.optim.SGD(model.parameters(), 1.0), device="cpu", progress=False,
-                    **settings).fit()
-        told = any("loss_fn has weight=" in str(each.message) for each in found)
-        assert told is (micro is not None and not advised)
-        return model[0].weight.detach()
-    whole = trained(None)
-    assert not torch.allclose(trained(4), whole)
-    assert torch.allclose(trained(4, advised=True), whole)

@@ -1,10 +1,13 @@
 """A model that returns the mean over its labels is weighted by labels, in windows and evaluations:
 the weights are those of whole windows at once, whatever the model does with its labels."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import Trainer
 from trainer_nb.core.engine import Window
@@ -208,3 +211,69 @@ def test_tensors_of_counts_may_be_zero(counts):
     assert gradient * float(window.correction()) == pytest.approx(2.0 if any(counts) else 0.0)
     if any(counts):
         assert float(window.loss()) == pytest.approx(2.0)
+
+
+CLASSES = 5
+NOISE = torch.randn(48, 8, generator=torch.Generator().manual_seed(3)).double()
+
+
+def labels_of(kind):
+    """Class labels for 48 samples: one each, some left out, and one for each of 5 tokens."""
+    generator = torch.Generator().manual_seed(4)
+    found = torch.randint(0, 3, (48, 5) if kind == "tokens" else (48,), generator=generator)
+    if kind == "left out":
+        found[:10] = found[30:33] = -100  # whole batches, too
+    elif kind == "tokens":
+        shares = torch.linspace(0.9, 0, 48)[:, None]
+        found[torch.rand(48, 5, generator=generator) < shares] = -100
+    return found
+
+
+LOSSES = {
+    "default": nn.CrossEntropyLoss, "function": lambda: F.cross_entropy,
+    "ignored 1": lambda: nn.CrossEntropyLoss(ignore_index=1),
+    "ignored 1, partial": lambda: partial(F.cross_entropy, ignore_index=1),
+    "weighted": lambda: nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]).double()),
+    "weighted, smooth": lambda: nn.CrossEntropyLoss(
+        weight=torch.tensor([1.0, 5.0, 0.2]).double(), label_smoothing=0.1),
+    "nll": lambda: nn.NLLLoss(weight=torch.tensor([1.0, 5.0, 0.2]).double(), ignore_index=2),
+}
+
+
+def classes(targets, loss, size, accumulate=1, **settings):
+    """The network and the validation's loss after an epoch."""
+    ignored = {"ignored 1": 1, "ignored 1, partial": 1, "nll": 2}.get(loss, -100)
+    targets = targets.where(targets != -100, ignored)
+    torch.manual_seed(0)
+    last = nn.LogSoftmax(1) if loss == "nll" else nn.Identity()
+    shape = (3, 5) if targets.ndim == 2 else (3,)
+    net = nn.Sequential(nn.Linear(8, 15 if targets.ndim == 2 else 3), nn.Unflatten(1, shape),
+                        last).double()
+    data = TensorDataset(NOISE, targets)
+    trainer = trained(net, DataLoader(data, size), accumulate, loss_fn=LOSSES[loss](),
+                      valid_dl=DataLoader(data, size), **settings)
+    return net, trainer.records["valid/loss"]
+
+
+@pytest.mark.parametrize("kind", ["all", "left out", "tokens"])
+@pytest.mark.parametrize("loss", [*LOSSES])
+def test_a_loss_of_classes_is_weighted_by_what_it_is_the_mean_of(loss, kind):
+    """In windows, micro-batches and evaluations: as the whole batch at once."""
+    targets = labels_of(kind)
+    whole, loss_of_whole = classes(targets, loss, 24)
+    for settings in {"size": 6, "accumulate": 4}, {"size": 24, "micro_batch_size": 6}:
+        net, found = classes(targets, loss, **settings)
+        assert apart(whole, net) < 1e-12, settings
+        assert found == pytest.approx(loss_of_whole, rel=1e-6) and found == found
+
+
+def test_targets_that_are_shares_count_as_samples():
+    """The mean over all of them."""
+    shares = torch.rand(48, 3, generator=torch.Generator().manual_seed(2)).double().softmax(1)
+    torch.manual_seed(0)
+    nets = [nn.Linear(8, 3).double() for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    for net, size, accumulate in zip(nets, (24, 6), (1, 4)):
+        trained(net, DataLoader(TensorDataset(NOISE, shares), size), accumulate,
+                loss_fn=nn.CrossEntropyLoss())
+    assert apart(*nets) < 1e-12

@@ -274,18 +274,12 @@ class Arguments(SimpleNamespace):
     def warn_without_a_loss(self) -> None:
         """A line where the model has to return its loss, and does not look as if it did.
 
-        Also for a loss that is a sum, of which the parts of a step count as means, or weighted."""
+        Also for a loss that is a sum, of which the parts of a step count as means."""
         parts = self.micro_batch_size is not None or self.gradient_accumulation_steps not in (1, {})
         if parts and getattr(self.loss_fn, "reduction", None) == "sum":
             warn("loss_fn has reduction='sum', and a step of several parts (micro_batch_size=, "
                  "gradient_accumulation_steps=) weights each as a mean of its items: this is not "
                  "the step of the whole batch. Give reduction='mean'")
-        weighs = isinstance(self.loss_fn, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
-        if weighs and self.micro_batch_size is not None and self.loss_fn.weight is not None:
-            warn("loss_fn has weight=, so it is a mean over the weights of its targets, and "
-                 "micro_batch_size= weights each part by its samples: this is not the step of the "
-                 "whole batch. A train_step= that returns 'n' says of how much its loss is the "
-                 "mean: loss_fn.weight[target].sum()")
         model, asked = unwrap(self.model), self.train_step is None and self.loss_fn is None
         if asked and self.train_dl is not None and not has_own_loss(model):
             warn(f"no loss_fn= and no train_step=: {type(model).__name__} has to return "

@@ -501,6 +501,11 @@ class StepRunner:
         "Itself: whose steps are the run's."
         return self
 
+    def is_one_part(self) -> bool:
+        "Whether a step has one pass, of one process, so that its loss needs no weight."
+        return (self.window.size == 1 and self.micro.size is None
+                and not self.engine.is_distributed)
+
     def note_window(self) -> None:
         "The state says of how many batches a full window is."
         self.state.grad_accum_steps = self.settings.gradient_accumulation_steps
