@@ -52,7 +52,7 @@ from .core.step import fetch_numbers
 from .core.training import Plan, TrainingLoop, turns_of
 from .core.tunable import PartTunable, Tunables
 from .engines.launch import find_engine
-from .folder.layout import release
+from .folder.layout import FolderTakenError, release
 from .hooks.alerts import Alert, AlertsHook, QuietAlerts
 from .hooks.breakpoint import Breakpoint, BreakpointHook
 from .hooks.ema import EMAHook, check_decay
@@ -113,6 +113,12 @@ class RunRecords:
         "The records, or the place in the files that have them."
         return self.folder.mark(self.history) if self.folder else self.history.state_dict()
 
+    def check_process(self, name: str) -> None:
+        "FolderTakenError in a copy of the process, a fork, whose run has the folder."
+        if self.folder is not None and not self.folder.lock.held:
+            raise FolderTakenError(f"{name}: this process is a fork of the one whose run has "
+                                   f"{self.folder.path}: go on there, or make a Trainer here")
+
     def unlike(self, state: dict) -> str:
         "What is wrong with the history of a state, in words; '' where nothing is."
         text = history_unlike(state)
@@ -127,8 +133,8 @@ class RunRecords:
         elif self.folder is not None:
             self.folder.go_back(state, self.history)
         elif not self.elsewhere:
-            warn("the records of this run are in its folder: they come back with workspace= that "
-                 "folder")
+            warn("the records of this run are in its folder: CheckpointHook(resume=the file) with "
+                 "workspace= that folder brings them back")
         self.quiet.begin_anew(self.history)
 
     def cut(self, counts, number: int, start: int, left: int, owner) -> None:
@@ -660,6 +666,7 @@ class Trainer:
             return report(self, await self.driver.drive_async("fit_async()", self))
 
     def _enter(self, name: str, totals: tuple | None = None) -> bool:
+        self.records_of_run.check_process(name)
         return enter(self, name, totals) or show_finished(self)
 
     def pause(self) -> Reply:

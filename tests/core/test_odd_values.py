@@ -1,6 +1,5 @@
 """Values that are set by hand are those to the last bit; what would have no effect is refused."""
 
-import copy
 import warnings
 
 import pytest

@@ -198,6 +198,33 @@ def test_the_values_of_each_command(tmp_path, words, name, values):
     assert (sent["name"], sent["values"]) == (name, values)
 
 
+@pytest.mark.parametrize(("words", "name", "values"), [
+    (["record", "exp1", "layers"], "record", {"what": "layers"}),
+    (["note", "exp1", "hello"], "note", {"text": "hello"}),
+    (["note", "exp1 was worse"], "note", {"text": "exp1 was worse"}),
+    (["step", "exp1", "2"], "step", {"n": 2}),
+])
+@pytest.mark.parametrize("others", [[], ["exp2"]])
+def test_a_run_is_named_by_its_name_below_runs(tmp_path, words, name, values, others):
+    """By each command; another run beside it does not matter."""
+    control = made(tmp_path / "runs/exp1")
+    for each in others:
+        made(tmp_path / "runs" / each)
+    if others and "exp1" not in words:
+        words = [*words, "--run", "exp1"]
+    shell(*words, "--wait", "0", cwd=tmp_path)
+    (file,) = incoming(control)
+    sent = json.loads((control.path / "commands" / file).read_text())
+    assert (sent["name"], sent["values"]) == (name, values)
+
+
+@pytest.mark.parametrize("name", ["prove", "mcp", "pause"])
+def test_the_help_says_how_a_run_is_named(name, tmp_path):
+    """By its name below ./runs only where that is so."""
+    said = shell(name, "--help", cwd=tmp_path).stdout
+    assert ("below ./runs" in said) == (name == "pause") and "folder of a run" in said
+
+
 # Without an answer
 
 

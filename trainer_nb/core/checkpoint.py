@@ -70,7 +70,7 @@ class PositionPart:
             "boundaries": state.boundary, "seconds": driver.clock.elapsed(),
             "base_rates": runner.rates.base, "base_decays": self.decays.base,
             "last_records": loop.last_records, "records": loop.evaluator.records,
-            "best": loop.best.found, "phase": state.phase, "next_phase": state.next_phase,
+            "best": loop.best.state_dict(), "phase": state.phase, "next_phase": state.next_phase,
             "totals": {"epochs": plan.epochs, "max_steps": plan.max_steps},
             "finite": (finite.skipped, finite.in_a_row), "micro_batch": runner.micro.found,
             "steps_before": loop.steps_before,
@@ -898,19 +898,26 @@ class RunCheckpoint:
         "The schedule begins again, with an optimizer that is new."
         for row in self.parts.of_hooks.rows():
             row.ask("start_anew", owner)
+        # what it is compared with when it is resumed
+        self.driver.journal.header["given"] = self.driver.logbook.make_header()["given"]
         new = "new, not those that were saved"
         self.driver.logbook.record("load", "optimizer and schedule", None, new, "code", owner)
+
+    def has_begun(self) -> bool:
+        "Whether steps were made, also where a rewind has taken all of them back."
+        journal = self.driver.journal
+        return self.state.boundary > 0 or any(each.kind == "rewind" for each in journal.entries)
 
     def set_totals(self, epochs: int | None, max_steps: int | None, owner,
                    source: str = "code") -> None:
         "Other totals; those of a run that is under way are journalled."
-        plan, state, header = self.loop.plan, self.state, self.driver.journal.header
+        plan, header = self.loop.plan, self.driver.journal.header
         before = plan.epochs, plan.max_steps
         plan.set_totals(epochs, max_steps)
-        if state.boundary and before != (epochs, max_steps):
+        if self.has_begun() and before != (epochs, max_steps):
             old, new = total_text(*before), total_text(epochs, max_steps)
             self.driver.logbook.record("totals", "totals", old, new, source, owner)
-        elif not state.boundary and header:  # begun, and not at its first boundary yet
+        elif not self.has_begun() and header:  # begun, and not at its first boundary yet
             header["totals"] = {"epochs": epochs, "max_steps": max_steps}
 
     def take_totals(self, totals: dict, owner) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from .data import stated_batch_size
 from .journal import checksum
@@ -122,7 +122,10 @@ def data_identity(loader, samples: bool = False) -> dict:
         length = None if dataset is None else len(dataset)
     except TypeError:
         length = None
-    found = {"batch_size": stated_batch_size(loader), "samples": length}
+    found: dict[str, Any] = {"batch_size": stated_batch_size(loader), "samples": length}
+    if isinstance(loader, DataLoader) and not isinstance(dataset, IterableDataset):
+        found["order"] = type(loader.sampler if loader.batch_sampler is None else getattr(
+            loader.batch_sampler, "sampler", loader.batch_sampler)).__name__
     return found | {"first_samples": sample_checksum(dataset)} if samples else found
 
 # %% ../../nbs/core/08_identity.ipynb #51f7cad9
@@ -186,12 +189,13 @@ class Difference:
         if self.data:
             parts.append(f"the data differ: {_listed(self.data, True)}")
         if self.done:
-            parts.append("nothing is left to train")
+            parts.append("it ends with the epoch that has begun" if position.get("batch_idx")
+                         and totals.get("max_steps") is None else "nothing is left to train")
         return "; ".join(parts)
 
 # %% ../../nbs/core/08_identity.ipynb #fd7eccb5
 _DATA = {"batches": "batches", "batch_size": "batch size", "samples": "samples",
-         "first_samples": "check sum of samples"}
+         "first_samples": "check sum of samples", "order": "order by"}
 
 def unlike(there, here) -> bool:
     "Whether two values differ; a tensor (from a damaged file) differs from every value."
@@ -299,6 +303,8 @@ def compare(state: Mapping, here: Mapping, fingerprint: Mapping, totals: Mapping
     other = None not in first and first[0] != first[1] and first[1] != _weights(state)
     if "data" in position:  # of the loader that the run has now, if it was replaced
         there = {**there, "data": position["data"], "batches": position["data"].get("batches")}
+    if not position.get("batch_idx"):  # another order from the next epoch on leaves nothing out
+        there = {**there, "data": {**(there.get("data") or {}), "order": None}}
     return Difference(ended or early, larger, not total_left(mine, position),
                       (ended or early) and other, _settings_differing(state, here.get("given")),
                       _data_differing(there, here, (state["fingerprint"] or {}, fingerprint)))

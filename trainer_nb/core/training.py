@@ -95,8 +95,9 @@ class Plan:
         if length is None or self.epochs is None:
             return None
         rest = turns.steps(min(first, length), length)
-        to_come = rest + (self.epochs - state.epoch - 1) * turns.steps(0, length)
-        return state.optimizer_step + (to_come if state.epoch < self.epochs else 0)
+        epochs = max(self.epochs, state.epoch + (state.batch_idx > 0))  # one that began is ended
+        to_come = rest + (epochs - state.epoch - 1) * turns.steps(0, length)
+        return state.optimizer_step + (to_come if state.epoch < epochs else 0)
 
 def plan_parts(plan: Plan) -> dict:
     "What a plan of the user's holds and does beside `Plan`, by name; nothing for a plain one."
@@ -219,6 +220,7 @@ class BestRecord:
     def __init__(self, given: tuple[str, str] | None = None):
         self.given = given  # the requested record, and "min" or "max"
         self.found: dict = {}  # name, value, epoch and step of the best record
+        self.direction: str | None = None  # of it; None: of an older file
         self.doubted = False  # it was told that the record may never come
 
     def wanted(self, hooks) -> tuple[str, str] | None:
@@ -236,15 +238,22 @@ class BestRecord:
         if name not in records:
             return False
         value, sign = float(records[name]), 1 if direction == "max" else -1
-        before = self.found.get("value") if self.found.get("name") == name else None
+        same = self.found.get("name") == name and self.direction in (None, direction)
+        before = self.found.get("value") if same else None
         if not isfinite(value) or (before is not None and sign * value <= sign * before):
             return False
         self.found = {"name": name, "value": value, "epoch": epoch, "step": step}
+        self.direction = direction
         return True
+
+    def state_dict(self) -> dict:
+        "The best record and its direction, for a checkpoint."
+        return self.found | ({"direction": self.direction} if self.found else {})
 
     def become(self, found: dict) -> None:
         "Continue from an earlier best value."
-        self.found = found
+        self.found = {name: each for name, each in found.items() if name != "direction"}
+        self.direction = found.get("direction")
 
     def check(self, records: dict, last: dict, hooks, loaders: dict) -> None:
         """ValueError where an evaluation should have given the record that was asked for.

@@ -148,6 +148,7 @@ class Kept:
     epoch: int
     branch: int = 0
     value: float | None = None  # of the metric that decides about the best one
+    record: str | None = None  # that metric and its direction; None in older lists
     exact: bool = True  # taken at a boundary of a run that nothing had broken
     live: bool = True  # on the live branch; after a rewind some are not
     earlier: bool = False  # of an earlier run, which this one did not resume
@@ -185,7 +186,8 @@ class KeepRules:
         "Those with the best values, best first; of equal values the earliest first."
         if self.best is None:
             return []
-        present = [each for each in entries if each.live and not each.earlier]
+        present = [each for each in entries if each.live and not each.earlier
+                   and each.record in (None, " ".join(self.best))]
         sign = -1 if self.best[1] == "max" else 1
         valued: list[Any] = [each for each in present if each.value is not None]
         return sorted(valued, key=lambda each: sign * each.value)[:self.best_count]
@@ -216,6 +218,14 @@ class CheckpointFolder:
         self.within = self.path if within is None else given_path(within)
         self._left: set[str] = set()  # files of a run that is not resumed
 
+
+    def is_of(self, trainer) -> bool:
+        "Whether the newest file that can be read is of this run, as far as their beginning says."
+        mine, names = trainer.journal.header, ("seed", "random", "weights", "given")
+        for _, state in self.readable():
+            header = state["journal"]["header"]
+            return all(header.get(name) == mine.get(name) for name in names)
+        return True
 
     def leave_behind(self) -> None:
         """Begin a new run: the files there are of an earlier one, and are removed as new ones
@@ -407,12 +417,19 @@ class ExitSignals:
 # %% ../../nbs/hooks/checkpoint.ipynb #afbed87f
 class BestValues:
     "The best values of a record so far, and its value at the current weights."
-    def __init__(self, count: int = 1, values=(), value: float | None = None):
+    def __init__(self, count: int = 1, values=(), value: float | None = None,
+                 rule: tuple[str, str] | None = None):
         self.count, self.value = count, value
         self.values = list(values)  # the best first
+        self.rule = rule  # the record and its direction
 
-    def add(self, value: float, direction: str) -> bool:
-        "Note the value at the current weights; True if it is among the `count` best (NaN is not)."
+    def add(self, value: float, rule: tuple[str, str]) -> bool:
+        """Note the value at the current weights; True if it is among the `count` best (NaN is not).
+
+        Those of another record do not count."""
+        if self.rule not in (None, rule):
+            self.values, self.value = [], None
+        self.rule, (_, direction) = rule, rule
         if not math.isfinite(value):
             return False
         self.value, sign = value, 1 if direction == "max" else -1
@@ -426,14 +443,17 @@ class BestValues:
         if not self.values:
             return {}
         several = {"best_values": list(self.values)} if len(self.values) > 1 else {}
-        return {"best_value": self.values[0], "value": self.value} | several
+        rule = {"rule": self.rule} if self.rule else {}
+        return {"best_value": self.values[0], "value": self.value} | several | rule
 
     @classmethod
     def of(cls, count: int, state: dict) -> "BestValues":
         "From what `state_dict` gave."
         if not state:
             return cls(count)
-        return cls(count, state.get("best_values", [state["best_value"]]), state["value"])
+        rule = state.get("rule")  # not in older files
+        return cls(count, state.get("best_values", [state["best_value"]]), state["value"],
+                   rule and tuple(rule))
 
     @staticmethod
     def unlike(state) -> str:
@@ -441,6 +461,8 @@ class BestValues:
         rules: dict[str, Any] = {"best_value": float, "value": float | None}
         if isinstance(state, dict) and "best_values" in state:
             rules["best_values"] = list[float]
+        if isinstance(state, dict) and "rule" in state:
+            rules["rule"] = tuple[str, Literal["min", "max"]]
         return misfit(state, rules, "it")
 
 # %% ../../nbs/hooks/checkpoint.ipynb #88db3cc1
@@ -603,7 +625,9 @@ class Saver:
         state, branch = trainer.step_state, trainer.step_state.branch
         step = state.optimizer_step
         file = f"step_{step:08d}{f'_branch{branch}' if branch else ''}{suffix}.pt"
-        entry = Kept(file, step, state.epoch, branch, value, exact=not suffix)
+        rule = folder.rules.best
+        entry = Kept(file, step, state.epoch, branch, value,
+                     rule and " ".join(rule), exact=not suffix)
         alone = not trainer.engine.is_distributed  # else no other process knows what waits
         room = not self.writer.has_waiting() or self.writer.fits(self._nbytes, LINE)
         if self.writer.error is not None or not (room and alone):
@@ -843,6 +867,8 @@ class CheckpointHook(Hook):
                     optimizer_state(engine)  # an error now, not after the first epoch
                 if trainer.step_state.boundary == 0:
                     self._begin(trainer)
+                elif not self.folder.is_of(trainer):  # a state was loaded, or the hook comes late
+                    self.folder.leave_behind()
             except BaseException:
                 self.held.give_back()
                 raise
@@ -879,8 +905,8 @@ class CheckpointHook(Hook):
 
     def on_log(self, trainer, records):
         "Ask for a save if the metric is better than before."
-        name, direction = self.best_kept(trainer) or (None, "")
-        if name in records and self.best.add(float(records[name]), direction):
+        rule = self.best_kept(trainer)
+        if rule and rule[0] in records and self.best.add(float(records[rule[0]]), rule):
             self.saver.want(trainer, self._save)
 
     def _save(self, trainer, periodic: bool = False, suffix: str = "") -> None:

@@ -12,7 +12,7 @@ import math
 from ..core.checks import state_check
 from ..core.control import Command
 from ..core.hook import Hook
-from ..core.state import Phase, as_number, real_number, whole_number
+from ..core.state import Phase, as_number, real_number, warn, whole_number
 from ..core.tunable import Tunable
 from .recorder import among_records, mean_since
 
@@ -86,7 +86,8 @@ class EarlyStopHook(Hook):
         trainer.fit(epochs=100)"""
     patience = Tunable(3, min=1, doc="evaluations in a row that may be no better")
     _fits = state_check({"best": float | None, "best_step": int, "reason": str | None, "due": bool,
-                         "since": list, "judged": int, "totals": tuple[int | None, int | None]})
+                         "since": list, "judged": int, "totals": tuple[int | None, int | None],
+                         "rule": tuple[str, str]})
     def __init__(
         self,
         metric: str = "valid/loss",  # of an evaluation; or "train/loss", its mean over an epoch
@@ -215,16 +216,23 @@ class EarlyStopHook(Hook):
         "Best value, and what came after it."
         return {"best": self.best, "best_step": self.best_step, "since": list(self.since),
                 "reason": self.reason, "due": self.due, "judged": self.judged,
-                "totals": self.totals}
+                "totals": self.totals, "rule": (self.metric, self.mode)}
 
     def check_state(self, trainer, state):
         "ValueError for what is not a state of this hook."
         if isinstance(state, dict):
-            state = {"totals": (None, None)} | state  # older files have no totals
+            # older files have neither
+            state = {"totals": (None, None), "rule": (self.metric, self.mode)} | state
         self._fits(trainer, state)
 
     def load_state_dict(self, state):
-        "Count on from there."
+        "Count on from there; of another metric, or direction, begin anew."
+        rule = tuple(state.get("rule", (self.metric, self.mode)))
+        if rule != (self.metric, self.mode):
+            warn(f"EarlyStopHook: the file counts evaluations by {' '.join(rule)}, and this hook "
+                 f"goes by {self.metric} {self.mode}: it begins to count anew")
+            state = {"best": None, "best_step": 0, "since": [], "reason": None, "due": False,
+                     "judged": -1}
         self.totals = tuple(state.get("totals", (None, None)))
         self.best, self.best_step = state["best"], state["best_step"]
         self.since = list(state["since"])

@@ -329,7 +329,9 @@ class RunFolderHook(MainProcessHook):
         self._is_new = self.folder is None
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
         if self.folder is None:
-            resumes = any(row.trait("resume") not in (None, False) for row in trainer.hooks.rows)
+            # who has loaded a state is another run than the one in there, or a part of it
+            resumes = trainer.step_state.boundary == 0 and any(
+                row.trait("resume") not in (None, False) for row in trainer.hooks.rows)
             self.folder = RunFolder(claim(self.given, resumes, trainer))
             trainer.records_of_run.folder = self.folder
             self.journal_file = JournalFile(self.folder.path / JOURNAL)

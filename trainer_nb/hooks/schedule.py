@@ -26,7 +26,7 @@ from functools import partial
 from operator import is_, itemgetter
 from types import (BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType,
                    SimpleNamespace)
-from typing import Any, cast
+from typing import Any, NotRequired, cast
 
 import numpy as np
 import torch
@@ -502,6 +502,7 @@ class Schedule:
         if self.scheduler is None:
             return self.waiting or {}
         own = {"scheduler": self.scheduler.state_dict(), "kind": self.kind}
+        own |= {} if (judged := self.judged()) is None else {"judged": judged}
         length = {"total": self.total, "ticks": self.ticks, "built_for": self.built_for,
                   "rates": self.rates, "began": self.began}
         return own | length if self.takes_length else own
@@ -525,8 +526,20 @@ class Schedule:
         else:
             vars(self.scheduler).update(for_groups(state["scheduler"], vars(self.scheduler),
                                                    len(optimizer.param_groups)))
+        here, there = self.judged(), state.get("judged")
         self.scheduler.load_state_dict(state["scheduler"])
+        if here is not None and there is not None and tuple(there) != here:
+            warn(f"{self.name}: the file judges by {' '.join(map(str, there))}, and this schedule "
+                 f"by {' '.join(map(str, here))}: it begins to judge anew")
+            self.scheduler.mode = here[1]
+            self.scheduler.best = math.inf * (-1 if here[1] == "max" else 1)
+            self.scheduler.num_bad_epochs = self.scheduler.cooldown_counter = 0
         return self
+
+    def judged(self) -> tuple[str | None, str] | None:
+        "The record and the direction by which a plateau is judged; None for other schedulers."
+        plateau = isinstance(self.scheduler, ReduceLROnPlateau)
+        return (self.rule.metric, str(self.scheduler.mode)) if plateau else None
 
 # %% ../../nbs/hooks/schedule.ipynb #7dfa0a66
 def schedule_unlike(state, schedule: Schedule, optimizer) -> str:
@@ -903,7 +916,8 @@ class SchedulerHook(Hook):
 
     def check_state(self, trainer, state):
         "ValueError for the state of another schedule."
-        rules = {"ticked_at": int} if self.schedule.rule.of_training else {}
+        rules: dict = {"ticked_at": int} if self.schedule.rule.of_training else {}
+        rules |= {"judged": NotRequired[tuple[str, str]]}
         if text := (schedule_unlike(state, self.schedule, trainer.optim)
                     or misfit(state, rules, "it")):
             raise ValueError(text)

@@ -8,13 +8,13 @@ __all__ = ['BOOLS', 'CODES', 'SHELLS', 'VERBS', 'RUN_NOTE', 'CODES_NOTE', 'parse
            'tunable_values', 'assignments', 'split_run', 'is_count', 'one_count',
            'no_words', 'outcome', 'final_reply', 'without_answer', 'gone_text',
            'json_line', 'finite', 'show', 'show_outcome', 'request_for', 'send',
-           'tune_command', 'own_words', 'first_value', 'plain_command', 'duration',
-           'position_text', 'best_text', 'name_of', 'host_text', 'tunables_of',
-           'status_text', 'status_command', 'run_row', 'row_cells', 'ls_command',
-           'log_command', 'diff_command', 'watch_command', 'completion_command', 'Verb',
-           'value_options', 'log_options', 'apart', 'sending_options', 'seconds',
-           'verb_of', 'parser_of', 'fill', 'usage', 'own_commands', 'own_verb',
-           'options_of', 'complete', 'failed', 'main']
+           'tune_command', 'names_run', 'own_words', 'first_value', 'plain_command',
+           'duration', 'position_text', 'best_text', 'name_of', 'host_text',
+           'tunables_of', 'status_text', 'status_command', 'run_row', 'row_cells',
+           'ls_command', 'log_command', 'diff_command', 'watch_command',
+           'completion_command', 'Verb', 'value_options', 'log_options', 'apart',
+           'sending_options', 'seconds', 'verb_of', 'parser_of', 'fill', 'usage',
+           'own_commands', 'own_verb', 'options_of', 'complete', 'failed', 'main']
 
 # %% ../../nbs/remote/cli.ipynb #bca79de5
 import argparse
@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from ..core.commands import (COMMANDS, KINDS, TUNE, CommandSpec, Value,
@@ -268,6 +269,10 @@ def tune_command(options) -> int:
         return send(run, TUNE, dict(word.split("=", 1) for word in words if "=" in word), options)
     return send(run, TUNE, assignments(words, run.offer()), options)
 
+def names_run(word: str) -> bool:
+    "Whether a word is the folder of a run, or its name below ./runs."
+    return word != "" and (is_run(word) or is_run(Path("runs") / word))
+
 def own_words(rule: Value | None, words: list[str]) -> Callable[[str], bool]:
     "Which words of a line belong to a command with this first value, and do not name the run."
     if rule is None:
@@ -275,9 +280,9 @@ def own_words(rule: Value | None, words: list[str]) -> Callable[[str], bool]:
     if rule.kind == "int":
         return is_count
     if not rule.words:
-        return lambda word: not is_run(word)
+        return lambda word: not names_run(word)
     first, more = words[0] if words else "", len(words) > 1
-    is_folder = first != "" and (is_run(first) or more and "/" in first)
+    is_folder = first != "" and (is_run(first) or more and ("/" in first or names_run(first)))
     return lambda word: not is_folder
 
 def first_value(spec: CommandSpec, name: str, words: list[str]) -> dict:
@@ -462,9 +467,10 @@ def log_command(options) -> int:
 
 def diff_command(options) -> int:
     "Compare two runs."
-    if len(options.words) != 2:
-        raise ValueError(f"diff takes two runs, not {len(options.words)}: trainer-nb diff RUN RUN")
-    found = compare(*map(find_run, options.words))
+    words = options.words if options.run is None else [options.run, *options.words]
+    if len(words) != 2:
+        raise ValueError(f"diff takes two runs, not {len(words)}: trainer-nb diff RUN RUN")
+    found = compare(*map(find_run, words))
     show(*[json_line(found)] if options.json else diff_text(found))
     return 0
 
@@ -588,7 +594,8 @@ def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
     notes = CODES_NOTE if verb.sends else ""
     # a run may have written them: argparse fills in nothing
     about, shown = (each.replace("%(prog)", "%") for each in (
-        verb.help + RUN_NOTE, f"examples:\n{examples}\n{notes}"))
+        verb.help + (RUN_NOTE if "[RUN]" in verb.words else ".\n\nRUN is the folder of a run."),
+        f"examples:\n{examples}\n{notes}"))
     parser = argparse.ArgumentParser(
         f"trainer-nb {name}", f"trainer-nb {name} {verb.words} [options]", about, shown,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)

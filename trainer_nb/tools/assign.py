@@ -93,7 +93,7 @@ def assign(trainer, name: str, value) -> None:
         if REPLACED[name](trainer, value) is False:
             return
         trainer.loop.resolve_hooks(trainer)
-        if trainer.step_state.boundary:
+        if trainer.checkpoint.has_begun():
             trainer.driver.carried.forget()
             new = trainer.checkpoint.assigned[name] = described(value)
             trainer.record("assign", name, old, new)
