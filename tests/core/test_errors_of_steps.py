@@ -153,3 +153,61 @@ def test_a_hook_around_the_steps_of_several_optimizers_is_refused_with_one(point
     both = run(hooks=[LambdaHook(**{point: never, point.replace("_optimizer", ""): print})])
     both.step()
     assert not calls
+
+
+def backwards(trainer, batch):
+    """The parameters of a step, in the other order."""
+    return {"loss": trainer.model(batch[0]).mean()}
+
+
+def of_a_model(model, batch):
+    """As in other libraries."""
+    return {"loss": model(batch[0]).mean()}
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"train_step": backwards}, r"train_step\(trainer, batch\): a step gets \(batch, trainer\)"),
+    ({"train_step": of_a_model}, r"train_step\(model, batch\): a step gets \(batch, trainer\)"),
+    ({"device": "gpu"}, "device='gpu' is no device of torch: did you mean 'cuda'?"),
+    ({"device": "cpuu"}, "did you mean 'cpu'?"), ({"device": "fridge"}, "as 'cpu', 'cuda'"),
+    ({"sched": torch.optim.lr_scheduler.CosineAnnealingLR},
+     "a class that needs T_max, too: sched=lambda optim: CosineAnnealingLR.optim, T_max=..."),
+    ({"sched": torch.optim.lr_scheduler.MultiStepLR}, "needs milestones, too"),
+])
+def test_arguments_in_another_form_than_is_meant(settings, words):
+    """Told before a step is made."""
+    with pytest.raises((TypeError, ValueError), match=words):
+        run(**settings)
+
+
+def test_a_class_of_schedulers_that_needs_the_optimizer_alone_is_taken():
+    """As a function of it."""
+    trainer = run(sched=torch.optim.lr_scheduler.ConstantLR)
+    trainer.fit()
+    assert trainer.history["lr"][0] < 0.05
+
+
+class Labelled(nn.Module):
+    """A model that computes its loss where it gets labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+
+    def forward(self, x, labels=None, label=None, **others):
+        """As those of Transformers."""
+        pred = self.inner(x)
+        return {"logits": pred} | ({} if labels is None else {"loss": mse_loss(pred, labels)})
+
+
+@pytest.mark.parametrize("names, words", [
+    ({"x"}, "no loss: the batch has no 'labels', which the loss is computed with. Without"),
+    ({"x", "target"}, "with; its 'target' may be meant. Without")])
+def test_a_batch_without_labels(names, words):
+    """The usual cause of a model without a loss."""
+    batch = {name: X[:8] if name == "x" else Y[:8] for name in names}
+    model = Labelled()
+    model.forward = lambda x, labels=None, **others: Labelled.forward(model, x, labels)
+    trainer = Trainer(model, train_dl=[batch], epochs=1, progress=False, device="cpu")
+    with pytest.raises(TypeError, match=words):
+        trainer.fit()

@@ -3,6 +3,7 @@ taken back, a metric is judged otherwise, the optimizer is new. Nothing is lost 
 
 import json
 import os
+import shutil
 import warnings
 
 import pytest
@@ -243,6 +244,29 @@ def test_another_order_in_the_middle_of_an_epoch_is_another_run(tmp_path):
     whole.close()
     second = run(shuffle=False, workspace=tmp_path / "b", hooks=[CheckpointHook()], epochs=2)
     assert second.fit().epochs == 2
+
+
+def test_a_rewind_to_before_all_files_is_saved_with_the_next_step(tmp_path):
+    """Who starts again after a crash does not go on with what was taken back."""
+    def make():
+        return run(workspace=tmp_path / "a", hooks=[
+            SnapshotHook(every_steps=2), CheckpointHook(every_steps=3, keep_last=1)])
+    trainer = make()
+    trainer.step(10)
+    trainer.tune(lr=0.5)
+    trainer.step(2)
+    trainer.rewind(4)
+    trainer.step(1)
+    trainer.get_hook(CheckpointHook).saver.writer.wait()
+    copy = tmp_path / "copy"  # as a process leaves it that is killed here
+    shutil.copytree(tmp_path / "a", copy)
+    trainer.close()
+    shutil.rmtree(tmp_path / "a")
+    copy.rename(tmp_path / "a")
+    again, wanted = make(), run()
+    again.fit()
+    wanted.fit()
+    assert same(again, wanted)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -369,6 +370,21 @@ def test_the_folder_of_a_run_makes_it_again(tmp_path):
     assert same(first.model, again.model)
     assert same(first.get_hook(EMAHook).ema_model, again.get_hook(EMAHook).ema_model)
     assert again.history["train/loss"].tolist() == first.history["train/loss"].tolist()
+
+
+def test_a_folder_that_was_moved_goes_on_where_it_is(tmp_path, monkeypatch):
+    """And a copy in its own folder, from any place."""
+    with from_config(make(workspace=str(tmp_path / "run"), epochs=2,
+                          hooks=[{"_target_": "trainer_nb.CheckpointHook"}])) as first:
+        first.step(3)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "copied")
+    monkeypatch.chdir(tmp_path / "copied")
+    for folder, given in (("moved", tmp_path / "moved"), ("copied", ".")):
+        with from_config(given) as again:
+            again.step(1)
+            assert again.workspace == tmp_path / folder and again.step_state.optimizer_step == 4
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_run_of_no_configuration_says_so(tmp_path):

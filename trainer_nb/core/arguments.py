@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['check_rates', 'check_optimizer', 'check_same_parameters', 'check_closure',
-           'make_optimizer', 'make_optimizers', 'check_function', 'usual_step',
-           'check_parts', 'check_metrics', 'check_limits', 'check_eval_first',
-           'check_seed', 'check_max_time', 'check_totals', 'check_save', 'Arguments',
-           'found_optimizers', 'unheld', 'held_elsewhere', 'UnheldWatch']
+           'make_optimizer', 'make_optimizers', 'check_function', 'check_order',
+           'usual_step', 'check_parts', 'check_metrics', 'check_limits',
+           'check_eval_first', 'check_seed', 'check_max_time', 'check_totals',
+           'check_save', 'Arguments', 'found_optimizers', 'unheld', 'held_elsewhere',
+           'UnheldWatch']
 
 # %% ../../nbs/core/23_arguments.ipynb #857dabcf
 import inspect
@@ -117,6 +118,20 @@ def check_function(name: str, value, takes: str, optional: bool = False) -> None
         raise TypeError(f"{name} is the class {value.__name__}: write {value.__name__}()")
     if not callable(value):
         raise TypeError(f"{name}={value!r}: a function of ({takes})")
+    if takes == "batch, trainer":
+        check_order(name, value)
+
+def check_order(name: str, step) -> None:
+    "ValueError for a step whose parameters are named as if they came in another order."
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # code that is not Python's
+        return
+    names = [each.name for each in parameters
+             if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if names[:1] in (["trainer"], ["model"]) and len(names) > 1 or names[1:2] == ["batch"]:
+        raise ValueError(f"{name}({', '.join(names)}): a step gets (batch, trainer), in this order;"
+                         " the model is trainer.model")
 
 def usual_step(loss_fn) -> SupervisedStep | OwnLossStep:
     "The step of a trainer without a `train_step`."

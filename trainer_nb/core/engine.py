@@ -178,7 +178,13 @@ def check_compile(given, model: torch.nn.Module) -> dict | None:
 def pick_device(device=None) -> torch.device:
     "The given device, else an accelerator, else the CPU."
     if device is not None:
-        return torch.device(device)
+        try:
+            return torch.device(device)
+        except RuntimeError as error:
+            kinds = ("cpu", "cuda", "mps", "xpu")
+            name = "cuda" if str(device).startswith("gpu") else nearest_name(device, kinds)
+            hint = f"did you mean {name!r}?" if name else f"as {', '.join(map(repr, kinds))}"
+            raise ValueError(f"device={device!r} is no device of torch: {hint}") from error
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['IGNORED', 'WITHOUT', 'TARGETS', 'RESERVED', 'CountedTargets', 'SupervisedStep',
            'is_row_of_labels', 'mean_over_labels', 'LabelCount', 'label_count',
-           'NoLossError', 'takes', 'has_own_loss', 'OwnLossStep', 'check_output', 'items',
-           'fetch_numbers', 'flat_records', 'step_records', 'key_average',
-           'WeightedMeans', 'check_number', 'metric_numbers', 'EvaluationTotals',
-           'join_predictions', 'list_samples', 'joined_or_listed', 'to_cpu']
+           'NoLossError', 'takes', 'lacking', 'has_own_loss', 'OwnLossStep',
+           'check_output', 'items', 'fetch_numbers', 'flat_records', 'step_records',
+           'key_average', 'WeightedMeans', 'check_number', 'metric_numbers',
+           'EvaluationTotals', 'join_predictions', 'list_samples', 'joined_or_listed',
+           'to_cpu']
 
 # %% ../../nbs/core/11_step.ipynb #be310bfc
 import inspect
@@ -219,6 +220,19 @@ def takes(model: torch.nn.Module, places, named) -> bool:
         pass
     return True
 
+def lacking(model: torch.nn.Module, batch) -> str:
+    "What a batch lacks for a loss, in words, as far as the names of the model's targets say."
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):  # code that is not Python's
+        return ""
+    names = [name for name in TARGETS if name in parameters]
+    if not names or not isinstance(batch, Mapping) or {*names} & {*batch}:
+        return ""
+    there = [name for name in TARGETS if name in batch]
+    has = f"; its {there[0]!r} may be meant" if there else ""
+    return f": the batch has no {names[0]!r}, which the loss is computed with{has}"
+
 def has_own_loss(model: torch.nn.Module) -> bool:
     "Whether a model's forward takes targets, as one has to that returns its loss, or may do so."
     try:
@@ -242,7 +256,7 @@ class OwnLossStep:
             kind = (f"a tensor of shape {tuple(output.shape)}" if isinstance(output, torch.Tensor)
                     else type(output).__name__)
             raise NoLossError(f"{type(unwrap(trainer.model)).__name__} returned {kind}, and no "
-                              f"loss. {WITHOUT}")
+                              f"loss{lacking(trainer.model, batch)}. {WITHOUT}")
         pred = _own(output, "logits")
         target = batch.get("labels") if isinstance(batch, Mapping) else None
         n = label_count(trainer, loss, pred, target)

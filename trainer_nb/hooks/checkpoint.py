@@ -955,6 +955,8 @@ class CheckpointHook(Hook):
         "After a rewind, what is later is of a dead branch."
         if intervention.kind == "rewind" and self.held.owned:
             self._cut(trainer, trainer.step_state.optimizer_step)
+            if not self.folder.live():  # else who starts again goes on with what was taken back
+                self.saver.want(trainer, self._save)
 
     def run_loaded(self, trainer, before):
         "Leave the files that are not of the past of the run that was loaded; they stay."

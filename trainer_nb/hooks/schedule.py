@@ -9,10 +9,11 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGIN
            'jumps', 'twin', 'own_copy', 'copied', 'is_plain', 'is_repeatable',
            'can_foresee', 'foresee', 'rate_after', 'numbered', 'check_tick', 'TickRule',
            'meant_for_epochs', 'extend', 'for_groups', 'not_scheduled', 'known_groups',
-           'keep_groups', 'Schedule', 'schedule_unlike', 'length_of', 'make_late',
-           'fit_length', 'warn_of_length', 'GroupWatch', 'foreign_rate', 'schedules_of',
-           'RateWatch', 'check_schedule', 'warn_of_epochs', 'planned_rates',
-           'SchedulerHook', 'schedule_hooks', 'of_own', 'at_step', 'OptimizerSchedule']
+           'keep_groups', 'needed_beside', 'Schedule', 'schedule_unlike', 'length_of',
+           'make_late', 'fit_length', 'warn_of_length', 'GroupWatch', 'foreign_rate',
+           'schedules_of', 'RateWatch', 'check_schedule', 'warn_of_epochs',
+           'planned_rates', 'SchedulerHook', 'schedule_hooks', 'of_own', 'at_step',
+           'OptimizerSchedule']
 
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
 import copy
@@ -411,6 +412,12 @@ def keep_groups(scheduler, kept: list[int]) -> None:
 _HOUSEKEEPING = ("verbose", "_is_initial", "_get_lr_called_within_step")  # some of torch to 2.13
 _BUILT = {"total": int, "ticks": int, "built_for": list[int | None], "rates": list[float]}
 
+def needed_beside(kind: type) -> list[str]:
+    "The arguments that a class of schedulers needs beside the optimizer; by name."
+    given = list(inspect.signature(kind).parameters.values())[1:]
+    return [each.name for each in given if each.default is each.empty
+            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+
 class Schedule:
     "A scheduler as it is given, or one that is built for the length of the run."
     def __init__(self, scheduler, rule: TickRule, settings: dict):
@@ -420,6 +427,10 @@ class Schedule:
             raise TypeError(f"{scheduler!r} is not a scheduler: " + (
                 "a hook has one, and sched=[a, b] makes a hook for each (of one optimizer)"
                 if several else "it has no step()"))
+        if isinstance(scheduler, type) and (lacking := needed_beside(scheduler)):
+            raise TypeError(f"sched={scheduler.__name__} is a class that needs "
+                            f"{', '.join(lacking)}, too: sched=lambda optim: {scheduler.__name__}("
+                            f"optim, {', '.join(f'{name}=...' for name in lacking)})")
         if built and settings:
             raise TypeError(f"{', '.join(settings)}: settings are for schedules by name, "
                             f"this is a {type(scheduler).__name__}")

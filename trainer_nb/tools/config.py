@@ -119,6 +119,8 @@ def read_config(cfg) -> tuple[dict, dict]:
     if not made.is_dict(given):
         raise TypeError("a configuration is a dict, an OmegaConf dict or the path of a YAML file, "
                         f"this is a {type(given).__name__}")
+    if isinstance(cfg, (str, os.PathLike)) and given_path(cfg).is_dir() and "workspace" in given:
+        given = made.merge(given, {"workspace": str(cfg)})  # it may have been moved, or copied
     resolved = made.to_container(given, resolve=True, throw_on_missing=True, enum_to_str=True)
     written = made.to_container(given, resolve=False, enum_to_str=True)
     whole = plain_values(resolved, "")
