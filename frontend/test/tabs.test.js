@@ -449,6 +449,14 @@ test("LR: before a search one line and one button, whose fields are those of the
   await until(() => expect(texts(".pane .wrong")).toEqual(["no number of steps"]));  // where it was typed
 });
 
+test("LR: of several optimizers the first one stands there, and is asked for", async () => {
+  const { asked, tab, find } = shown({ tunables: { "lr.g": { at: 0, kind: "float" }, "lr.d": { at: 1, kind: "float" } } }, { lr: {} });
+  tab("lr").click();
+  await until(() => expect(find("[aria-label=optimizer]").value).toBe("g"));
+  find(".pane > .bar button").click();
+  expect(asked.at(-1)).toMatchObject({ name: "lr_find", values: { optimizer: "g" } });
+});
+
 test("LR: a search under way can be cancelled, and a found rate used", async () => {
   const { asked, store, tab, texts, find } = shown({}, { lr: { search: { ...SEARCH, ended: undefined, suggestions: {} } } });
   tab("lr").click();
