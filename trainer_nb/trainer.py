@@ -342,8 +342,7 @@ class Trainer:
         None, "settings", kind=float, min=0, scale="log",
         doc="learning rate set by hand; None: back to the schedule")
     lr_scale: PartTunable[float] = PartTunable(
-        1.0, "settings", min=0, scale="log",
-        doc="multiplies the scheduled rate, and no rate that is set by hand")
+        1.0, "settings", min=0, scale="log", doc="multiplies the schedule, not a rate set by hand")
     grad_clip: PartTunable[float | None] = PartTunable(
         None, "settings", kind=float, min=1e-12, doc="largest norm of gradients; None: no clipping")
     gradient_accumulation_steps: PartTunable[int] = PartTunable(

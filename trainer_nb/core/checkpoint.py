@@ -899,14 +899,13 @@ class RunCheckpoint:
         for row in self.parts.of_hooks.rows():
             row.ask("start_anew", owner)
         # what it is compared with when it is resumed
-        self.driver.journal.header["given"] = self.driver.logbook.make_header()["given"]
+        self.driver.journal.header["renewed"] = self.driver.logbook.make_header()["given"]
         new = "new, not those that were saved"
         self.driver.logbook.record("load", "optimizer and schedule", None, new, "code", owner)
 
     def has_begun(self) -> bool:
         "Whether steps were made, also where a rewind has taken all of them back."
-        journal = self.driver.journal
-        return self.state.boundary > 0 or any(each.kind == "rewind" for each in journal.entries)
+        return self.state.boundary > 0 or self.state.branch > 0
 
     def set_totals(self, epochs: int | None, max_steps: int | None, owner,
                    source: str = "code") -> None:

@@ -356,7 +356,8 @@ _ENTRY = ("number", "kind", "name", "old", "new", "source", "branch", "boundary"
 _LENGTH: Any = {"epochs": int | None, "max_steps": int | None}
 _END: Any = {"state": str, "boundary": int}
 _HEADER = {"totals": NotRequired[_LENGTH], "fingerprint": NotRequired[dict],
-           "given": NotRequired[dict | None], "data": NotRequired[dict], "end": NotRequired[_END]}
+           "given": NotRequired[dict | None], "renewed": NotRequired[dict],
+           "data": NotRequired[dict], "end": NotRequired[_END]}
 _VALUE = float | str | bool | None  # as `Journal.record` keeps them
 
 def header_unlike(state) -> str:

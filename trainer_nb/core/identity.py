@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['EITHER', 'OF_CODE', 'optimizer_settings', 'group_settings', 'given_settings',
            'sample_checksum', 'data_identity', 'place_text', 'Difference', 'unlike',
-           'differing', 'other_code', 'settings_now', 'total_left', 'compare']
+           'differing', 'given_first', 'other_code', 'settings_now', 'total_left',
+           'compare']
 
 # %% ../../nbs/core/08_identity.ipynb #055328bb
 import copy
@@ -213,11 +214,16 @@ def differing(there: Mapping, here: Mapping, either: tuple = ()) -> list[tuple]:
     return [(name, there.get(name), here.get(name))
             for name in names if unlike(there.get(name), here.get(name))]
 
+def given_first(state: Mapping):
+    "The settings with which a run began; with a new optimizer those of that moment."
+    header = state["journal"]["header"]
+    return header.get("renewed") or header.get("given")
+
 def other_code(state: Mapping, here: Mapping) -> str | None:
     """Why a run goes on in another way where code that its state does not bring is another one.
 
     `here`: a header. None: it goes on as before."""
-    given, mine = state["journal"]["header"].get("given"), here["given"]
+    given, mine = given_first(state), here["given"]
     if not isinstance(given, Mapping):
         return None
     given, step = settings_now(given, state), state["position"]["optimizer_step"]
@@ -266,7 +272,7 @@ def _settings_differing(state: Mapping, here: Mapping | None) -> list[tuple]:
     """Name, value in force in the file, and value here.
 
     The code may have the values that the run began with, or those that were found by hand."""
-    first = state["journal"]["header"].get("given")
+    first = given_first(state)
     if not isinstance(first, Mapping) or here is None:
         return []
     now = settings_now(first, state)

@@ -57,13 +57,13 @@ class CountedTargets:
         if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
             return None
         on_cpu = targets.device.type == "cpu"
-        if self.weight is None and on_cpu and self.ignored < 0 and targets.numel() and (
-                int(targets.min()) >= 0):
+        if (self.weight is None and on_cpu and self.ignored < 0 and targets.numel()
+            and targets.numpy().min() >= 0):
             return targets.numel()
         known = targets != self.ignored
         counted = known.sum() if self.weight is None else (
             self.weight.detach()[targets.where(known, 0)] * known).sum()
-        return counted.item() if on_cpu and counted else counted
+        return number if on_cpu and (number := counted.numpy().item()) else counted
 
     def weighted(self, result: dict) -> dict:
         "The result of a step, with what its loss is the mean of."

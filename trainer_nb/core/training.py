@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['END', 'OPEN', 'FULL', 'Turns', 'turns_of', 'Plan', 'plan_parts', 'FailedBatch',
-           'BatchFeed', 'check_best', 'BestRecord', 'no_record', 'fire_log',
+           'BatchFeed', 'check_best', 'BestRecord', 'no_record', 'fire_log', 'validation',
            'TrainingLoop']
 
 # %% ../../nbs/core/16_training.ipynb #565aa24a
@@ -295,6 +295,12 @@ def fire_log(hooks, owner, records: dict) -> None:
         raise RuntimeError(f"log({records}): a hook's on_log logs each time it is called, and each "
                            "log calls on_log: log at another point, or for some records") from error
 
+def validation(evaluator, data, owner, batches: int | None = None):
+    "The records of the validation loaders, of so many batches of each; None: of all."
+    with as_before_the_first(data):
+        return (yield from evaluator.evaluate(evaluator.loaders, "valid", owner,
+                                              data.generators(), batches))
+
 class TrainingLoop:
     "Batches to steps, steps to epochs: a generator that can stop between any two steps."
     data = property(attrgetter("feed.data"))
@@ -343,9 +349,8 @@ class TrainingLoop:
     def epoch_float(self) -> float:
         "Epochs as a fraction: 1.5 is half-way through the second."
         state, length = self.state, self.data.length
-        if state.epoch_ended:
-            return state.epoch + 1.0
-        return state.epoch + (min(1.0, state.batch_idx / length) if length else 0.0)
+        done = min(1.0, state.batch_idx / length) if length else 0.0
+        return state.epoch + (1.0 if state.epoch_ended else done)
 
     def log(self, records: dict, owner) -> None:
         "Give records (name to number, or to more records: names are joined by `/`) to the hooks."
@@ -498,11 +503,10 @@ class TrainingLoop:
         if not self.still_due():
             state.enter(state.next_phase)
             return
-        shared, began = self.data.generators(), owner.elapsed()
+        began = owner.elapsed()
         self.before_evaluation()
         try:
-            with as_before_the_first(self.data):
-                records = yield from evaluator.evaluate(evaluator.loaders, "valid", owner, shared)
+            records = yield from validation(evaluator, self.data, owner)
         finally:
             self.evaluating_seconds += owner.elapsed() - began
         with state.unrepeatable():
@@ -523,13 +527,9 @@ class TrainingLoop:
 
     def check_evaluation(self, owner):
         "Evaluate a few batches of each validation loader to find mistakes; store nothing."
-        state, evaluator = self.state, self.evaluator
-        shared = self.data.generators()
-        with as_before_the_first(self.data):
-            records = yield from evaluator.evaluate(
-                evaluator.loaders, "valid", owner, shared, batches=self.plan.eval_first)
-        state.evaluated()
-        self.best.check(records, self.last_records, self.hooks, evaluator.loaders)
+        records = yield from validation(self.evaluator, self.data, owner, self.plan.eval_first)
+        self.state.evaluated()
+        self.best.check(records, self.last_records, self.hooks, self.evaluator.loaders)
         yield BOUNDARY
 
     def close(self) -> None:
