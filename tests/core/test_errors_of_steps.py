@@ -1,5 +1,7 @@
 """Mistakes in a step, or around it, are told in words, before anything has changed."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -169,7 +171,7 @@ def of_a_model(model, batch):
     ({"train_step": backwards}, r"train_step\(trainer, batch\): a step gets \(batch, trainer\)"),
     ({"train_step": of_a_model}, r"train_step\(model, batch\): a step gets \(batch, trainer\)"),
     ({"device": "gpu"}, "device='gpu' is no device of torch: did you mean 'cuda'?"),
-    ({"device": "cpuu"}, "did you mean 'cpu'?"), ({"device": "fridge"}, "as 'cpu', 'cuda'"),
+    ({"device": "CPU"}, "did you mean 'cpu'?"), ({"device": "fridge"}, "as 'cpu', 'cuda'"),
     ({"sched": torch.optim.lr_scheduler.CosineAnnealingLR},
      "a class that needs T_max, too: sched=lambda optim: CosineAnnealingLR.optim, T_max=..."),
     ({"sched": torch.optim.lr_scheduler.MultiStepLR}, "needs milestones, too"),
@@ -211,3 +213,11 @@ def test_a_batch_without_labels(names, words):
     trainer = Trainer(model, train_dl=[batch], epochs=1, progress=False, device="cpu")
     with pytest.raises(TypeError, match=words):
         trainer.fit()
+
+
+def test_a_step_that_is_wrapped_is_taken_by_its_own_parameters():
+    """Not by those of what it calls."""
+    @functools.wraps(of_a_model)
+    def step(batch, trainer):
+        return of_a_model(trainer.model, batch)
+    assert run(train_step=step).fit().steps == 10

@@ -5,8 +5,11 @@ import argparse
 import array
 import collections
 import copy
+import gc
+import io
 import itertools
 import random
+import weakref
 from contextlib import suppress
 from decimal import Decimal
 from types import SimpleNamespace
@@ -21,6 +24,7 @@ from torch.nn.utils.prune import l1_unstructured
 from torch.utils.data import (DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, Subset,
                               TensorDataset, WeightedRandomSampler, default_collate,
                               get_worker_info)
+from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from trainer_nb import CheckpointHook, Hook, LambdaHook, SnapshotHook, Trainer
@@ -994,6 +998,128 @@ def test_what_begins_to_change_later_is_named_at_once(late):
     trainer.step()
     assert any("noting.factor" in text and "steps change it" in text
                for text in trainer.exact.obstacles), trainer.exact
+
+
+class Kept(Hook):
+    """What it has changes in each step and is in its state, or a result; then it is more."""
+
+    def __init__(self, kind):
+        self.kind, self.stats, self.value, self.steps, self.calls = kind, {"n": 0}, None, 0, 0
+        self.bank, self.pair = {}, [0, 1.0]
+
+    def state_dict(self):
+        """A part of it."""
+        return {"n": self.stats["n"], "steps": self.steps, "first": self.pair[0]}
+
+    def load_state_dict(self, state):
+        """The same."""
+        self.stats["n"], self.steps, self.pair[0] = state["n"], state["steps"], state["first"]
+
+    def after_backward(self, trainer):
+        """Gradients are scaled by it."""
+        self.steps, self.calls = self.steps + 1, self.calls + 1
+        self.stats["n"], self.pair[0] = self.steps, self.steps
+        loss, late, factor = trainer.loss.detach(), self.steps > 20, 1.0
+        if self.kind == "a new entry" and late:
+            self.stats["m"] = factor = self.stats.get("m", 1.0) * 0.9
+        elif self.kind == "an equal number":
+            self.calls += self.steps == 20
+            factor = 0.999 ** self.calls
+        elif self.kind == "a pair":
+            self.pair[1] *= 0.9 if late else 1.0
+            factor = self.pair[1]
+        elif self.kind == "a result":
+            late = late and self.value is not None
+            self.value = 0.9 * self.value + 0.1 * loss if late else loss
+            factor = 1 / (1 + float(self.value))
+        elif self.kind == "a bank":
+            key = self.steps % 3
+            now = trainer.pred.detach()
+            late = late and key in self.bank
+            self.bank[key] = 0.9 * self.bank[key] + 0.1 * now if late else now
+            factor = 1 + 0.01 * float(self.bank[key].mean())
+        for parameter in trainer.model.parameters():
+            parameter.grad.mul_(factor)
+
+
+@pytest.mark.parametrize("kind", ["a new entry", "an equal number", "a pair", "a result", "a bank"])
+def test_what_was_no_state_at_first_and_is_one_later_is_named(kind):
+    """In a loop of one's own, though it has changed in each step before."""
+    def make():
+        return run(train_dl=[(X[:8], Y[:8])] * 40, hooks=[Kept(kind)], epochs=1)
+    straight, first, again = make(), make(), make()
+    for _ in range(40):
+        straight.step()
+    for _ in range(26):
+        first.step()
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert not same(weights(again), weights(straight))
+    assert not first.exact, first.exact
+
+
+def test_batches_that_a_hook_collects_and_lets_go_are_not_kept_alive():
+    """By what looks for changes."""
+    class Collects(Hook):
+        def __init__(self):
+            self.episode = []
+
+        def after_step(self, trainer):
+            self.episode.append(trainer.batch[0].clone())
+            if len(self.episode) == 3:
+                self.episode = []
+    class Episode(list):
+        pass
+    collects = Collects()
+    trainer = run(hooks=[collects], epochs=None, max_steps=1000)
+    made = []
+    for _ in range(100):
+        if not collects.episode:
+            collects.episode = Episode()
+            made.append(weakref.ref(collects.episode))
+        trainer.step()
+    gc.collect()
+    assert sum(each() is not None for each in made) < 6
+
+
+def test_objects_of_libraries_that_only_count_are_no_state():
+    """A bar in a model, a configuration that is only read, a number that only counts."""
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.bar = network(), tqdm(disable=False, file=io.StringIO())
+
+        def forward(self, x):
+            self.bar.update()
+            return self.inner(x)
+    config, given = OmegaConf.create({"a": {"b": 2.0}}), argparse.Namespace(steps=0, factor=1.0)
+
+    def step(batch, trainer):
+        given.steps += 1
+        pred = trainer.model(batch[0]) * config.a.b * given.factor
+        return {"loss": mse_loss(pred, batch[1])}
+    trainer = run(Model(), train_step=step)
+    for _ in range(12):
+        trainer.step()
+    assert trainer.exact and not trainer.exact.assumed, trainer.exact
+
+
+class Odd:
+    """An object of a library that answers to no name it has not."""
+
+    __module__ = "some_library.odd"
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def test_an_odd_object_in_a_model_does_no_harm():
+    """Not even where it is asked for what it has not."""
+    model = network()
+    model.odd = Odd()
+    trainer = run(model)
+    trainer.step(7)
+    assert trainer.exact
 
 
 def test_what_the_program_changed_and_steps_change_later_is_named():

@@ -277,3 +277,19 @@ def test_targets_that_are_shares_count_as_samples():
         trained(net, DataLoader(TensorDataset(NOISE, shares), size), accumulate,
                 loss_fn=nn.CrossEntropyLoss())
     assert apart(*nets) < 1e-12
+
+
+def test_targets_of_bytes():
+    """As masks of pictures have them; a label of 156 is not -100."""
+    for kind in torch.uint8, torch.int64:
+        torch.manual_seed(0)
+        net = nn.Linear(8, 200).double()
+        targets = torch.full((48,), 156, dtype=torch.int64)
+        targets[::2] = 3
+        data = TensorDataset(NOISE, targets.to(kind))
+        weight = torch.linspace(0.1, 3, 200).double()
+        trainer = trained(net, DataLoader(data, 6), 4, loss_fn=nn.CrossEntropyLoss(weight),
+                          valid_dl=DataLoader(data, 7))
+        with torch.no_grad():
+            whole = F.cross_entropy(net(NOISE), targets, weight).item()
+        assert trainer.records["valid/loss"] == pytest.approx(whole, rel=1e-6)

@@ -124,12 +124,12 @@ def check_function(name: str, value, takes: str, optional: bool = False) -> None
 def check_order(name: str, step) -> None:
     "ValueError for a step whose parameters are named as if they came in another order."
     try:
-        parameters = inspect.signature(step).parameters.values()
+        parameters = inspect.signature(step, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):  # code that is not Python's
         return
     names = [each.name for each in parameters
              if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    if names[:1] in (["trainer"], ["model"]) and len(names) > 1 or names[1:2] == ["batch"]:
+    if names[:1] in (["trainer"], ["model"]) and len(names) > 1:
         raise ValueError(f"{name}({', '.join(names)}): a step gets (batch, trainer), in this order;"
                          " the model is trainer.model")
 

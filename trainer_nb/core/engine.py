@@ -181,8 +181,11 @@ def pick_device(device=None) -> torch.device:
         try:
             return torch.device(device)
         except RuntimeError as error:
+            if not isinstance(device, str):
+                raise
             kinds = ("cpu", "cuda", "mps", "xpu")
-            name = "cuda" if str(device).startswith("gpu") else nearest_name(device, kinds)
+            given = device.lower()
+            name = "cuda" if given.startswith("gpu") else nearest_name(given, kinds)
             hint = f"did you mean {name!r}?" if name else f"as {', '.join(map(repr, kinds))}"
             raise ValueError(f"device={device!r} is no device of torch: {hint}") from error
     if torch.cuda.is_available():

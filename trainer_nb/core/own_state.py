@@ -323,8 +323,9 @@ class Seen:
         self.series = [[*each] for each in self._series()]
 
     def _rest(self, holder, held: Iterable) -> list:
+        "What it holds; under the names that are passed over, its type."
         _, names = self.passed.get(id(holder), (None, ()))
-        return [(name, value) for name, value in held if name not in names]
+        return [(name, type(value) if name in names else value) for name, value in held]
 
     @staticmethod
     def _few(items) -> list:
@@ -534,6 +535,7 @@ def _beside(path: str) -> bool:
 
 _LOADING = DataLoader, Sampler  # entered for their generators
 _SETTINGS = "argparse", "omegaconf", "ml_collections"  # packages
+_VALUES = "._content", "._val", "._fields"  # in which they keep the values
 # of libraries, with a state that steps move on
 _OF_LIBRARIES = LRScheduler, SobolEngine, Queue, UserDict, UserList
 _STATEFUL = (torch.nn.Module, torch.optim.Optimizer, SimpleNamespace, *_OF_LIBRARIES)
@@ -543,15 +545,17 @@ def _kind_of_settings(kind) -> bool:
     "A library's class of values that everybody reads: a namespace, a model's configuration."
     return (not _own_class(kind) and not issubclass(kind, dict)
             and not kind.__module__.startswith(("torch.", "trainer_nb."))
-            and (kind.__module__.partition(".")[0] in _SETTINGS or is_dataclass(kind)
+            and (kind.__module__.partition(".")[0] in _SETTINGS
                  or any(base.__name__.endswith("Config") for base in kind.__mro__)))
 
 @_once_per_class
 def _kind_in_module(kind) -> bool:
     "A library's class whose objects may be a part of a model."
     root = kind.__module__.partition(".")[0]
-    return not _own_class(kind) and root not in sys.stdlib_module_names and (
-        root not in ("torch", "trainer_nb", "numpy"))
+    # bars, writers, sessions: what they count is no state of a model
+    handle = any(hasattr(kind, name) for name in ("close", "write", "flush", "__enter__"))
+    return not (_own_class(kind) or handle or root in sys.stdlib_module_names
+                or root in ("torch", "trainer_nb", "numpy", "tqdm", "rich", "wandb", "psutil"))
 
 def in_module(value, held: Iterable) -> set[int]:
     "The identities of the objects of libraries that a module holds, as peft's rank allocator."
@@ -616,16 +620,19 @@ def undo_objects(undo: Undo, roots: dict, known=(), long: int = 10_000, told: bo
     classes: dict[type, None] = {}
     copied = 0  # bytes
     parts: set[int] = set()  # of modules, of libraries
+    def restored(value):
+        kind = type(value)  # a collate function of a library may be a data class
+        return (_is_object(value) or id(value) in parts or is_dataclass(kind)
+                and kind.__module__.partition(".")[0] not in ("torch", "trainer_nb"))
     def enter(value):
         wrapper = isinstance(value, Dataset) and type(value).__module__.startswith("torch.")
-        return (wrapper or isinstance(value, (*_ENTERED, *_LOADING)) or _is_object(value)
-                or id(value) in parts)
+        return (wrapper or isinstance(value, (*_ENTERED, *_LOADING)) or restored(value))
     undo.add(_warn_of_changed, large, iterators)
     for path, each, held in walk(roots, enter, 200_000, long):
         if id(each) in known:
             continue
         parts |= in_module(each, held or ())
-        if isinstance(each, (Dataset, Sampler)) or _is_object(each) or id(each) in parts:
+        if isinstance(each, (Dataset, Sampler)) or restored(each):
             classes |= dict.fromkeys(filter(_own_class, type(each).__mro__))
         if isinstance(each, (torch.Tensor, np.ndarray)):
             copied += each.nbytes
@@ -647,7 +654,7 @@ def undo_objects(undo: Undo, roots: dict, known=(), long: int = 10_000, told: bo
         elif type(each) in (list, deque) or isinstance(each, (dict, set)):
             if not _beside(path):
                 undo.contents(each)
-        elif _is_object(each) or id(each) in parts:
+        elif restored(each):
             if hasattr(each, "__dict__"):
                 undo.attributes(each)
             for name, value in _in_slots(each).items():
@@ -1018,7 +1025,9 @@ def _methods(kind: type) -> list[FunctionType]:
 
 def _is_epoch(holder, name: str) -> bool:
     "Whether the trainer sets this attribute, by the holder's `set_epoch`, and no method does."
-    told = getattr(holder, "set_epoch", None)
+    told = None
+    with suppress(Exception):  # whatever an object of a library raises
+        told = getattr(holder, "set_epoch", None)
     code = getattr(getattr(told, "__func__", told), "__code__", None)
     name = name.removeprefix(".")
     return (told is not None and ("epoch" in name or code is not None and sets_anew(code, name))
@@ -1119,7 +1128,7 @@ class Glance:
         # of a list of batches: how often each tensor was written to; the present batch is looked at
         self.batches = {id(each): write_count(each) for batch in _some(objects.batches or [])
                         for each in _leaves(batch) if isinstance(each, torch.Tensor)}
-        self.left: set[str] = set()  # paths of what was left out, and a later mark will have
+        self._whole = True
 
     def _beside(self) -> list:
         "Each parameter, what torch calls with its gradient, and what it has as attributes."
@@ -1133,11 +1142,14 @@ class Glance:
         return [*(each for each in roots if type(each) is not SimpleNamespace),
                 *(each for space in spaces for item in space.items() for each in item)]
 
+    def leave_out(self) -> None:
+        "Something was left out that a later mark will have."
+        self._whole = False
+
     def done(self, values: Iterable[tuple], quiet: "Quiet") -> None:
         "All was seen; `values`: tensors, arrays, generators and containers, and their looks."
         self.seen.done(quiet.passed)  # plain values are among the items and attributes
         self.values = [each for each in values if id(each[0]) not in quiet.passed]
-        self.left -= quiet.left
 
     def differing(self) -> Passed:
         "What is different now, of that which can be passed over."
@@ -1147,7 +1159,7 @@ class Glance:
     def same(self, objects: RunObjects) -> bool:
         "Whether nothing is different; False where that cannot be said."
         roots, beside = self._roots_of(objects), self._beside()
-        return (not self.left and self.training == objects.model.training
+        return (self._whole and self.training == objects.model.training
                 and len(roots) == len(self.roots) and _identical(roots, self.roots)
                 and len(beside) == len(self.beside) and _identical(beside, self.beside)
                 and self.seen.same() and not any(_may_be_other(*each) for each in self.values)
@@ -1168,32 +1180,44 @@ class Quiet:
     """What changes all the time, and was judged often enough: a glance passes over it.
 
     Counters, lists of losses and buffers of samples change in each step; a mark for each of them
-    would cost more than the step."""
+    would cost more than the step. What changes and is not named, as it is in the state of a hook or
+    a result of the step, is judged each time: it may be something else the next time."""
     def __init__(self) -> None:
         self.passed: Passed = {}
         self.names: set[str] = set()  # of what two marks told apart
-        self.left: set[str] = set()  # paths of what a mark leaves out each time
-        self._held: dict[tuple, tuple[int, Any]] = {}  # how often, and the object
-        self._counts: Counter[tuple] = Counter()
+        # of the last comparison of each kind: how often in a row, and the object
+        self._held: dict[str, dict[tuple, tuple[int, Any]]] = {}
+        self._counts: Counter[str] = Counter()
 
-    def note(self, different: Passed, left: Iterable[str], names: Iterable[str]) -> None:
-        "What was different between two marks that were compared."
+    def note(self, kind: str, different: Passed, named: Iterable[str],
+             unnamed: Iterable[str]) -> None:
+        """What was different between two marks that were compared.
+
+        Args:
+            kind: Of the comparison: of one drive, or from drive to drive.
+            different: As of `Glance.differing`.
+            named: What of it has a name in the findings.
+            unnamed: The paths of what has none, and is read.
+        """
+        words = {word for path in unnamed for word in re.findall(r"\w+", path)}
+        items = any("[" in path for path in unnamed)
+        before, held = self._held.get(kind, {}), {}
         for key, (holder, inner) in different.items():
-            for name in inner or {None}:
-                count, _ = self._held.get((key, name), (0, None))
-                self._held[key, name] = count + 1, holder
-                if count + 1 >= ENOUGH:
+            for name in inner - words if inner else {None} if not items else ():
+                count = before.get((key, name), (0, None))[0] + 1
+                held[key, name] = count, holder
+                if count >= ENOUGH:
                     self.passed.setdefault(key, (holder, set()))[1].add(name)
-        self._counts.update([*(("left", each) for each in left), *(("", each) for each in names)])
-        enough = {each for each, count in self._counts.items() if count >= ENOUGH - 1}
-        self.left = {name for kind, name in enough if kind}
-        self.names = {name for kind, name in enough if not kind}
+        self._held[kind] = held
+        self._counts.update(named)
+        self.names = {name for name, count in self._counts.items() if count >= ENOUGH - 1}
 
     def again(self) -> None:
         "Judge all once more; what is as before is passed over soon."
-        self.passed, self.left, self.names = {}, set(), set()
+        self.passed, self.names = {}, set()
         few = ENOUGH - 3  # at the end of this drive it is judged, and then names are left out first
-        self._held = {key: (min(count, few), each) for key, (count, each) in self._held.items()}
+        self._held = {kind: {key: (min(count, few), each) for key, (count, each) in held.items()}
+                      for kind, held in self._held.items()}
         self._counts = Counter({key: min(each, few) for key, each in self._counts.items()})
 
 # %% ../../nbs/core/06_own_state.ipynb #395b4ea6
@@ -1280,7 +1304,7 @@ class Mark:
             if id(each) in self._of_pass:
                 return
             if id(each) in self._results:  # it is another one after the next step
-                self.glance.left.add(path)
+                self.glance.leave_out()
                 return
             self.values.setdefault(path, (each, _look_of(each)))
 
@@ -1296,7 +1320,10 @@ class Mark:
         else:
             of_torch = type(holder).__module__.startswith("torch.utils.data")  # reads all it has
             settings = _kind_of_settings(type(holder)) or id(holder) in self._parts
-            kind = SimpleNamespace if of_torch or settings else type(holder)
+            if settings:  # what libraries keep beside the values
+                held = [each for each in held if each[1][:2] != "._" or each[1] in _VALUES]
+            plain = type(holder).__module__ == "argparse"  # only your code reads it
+            kind = SimpleNamespace if of_torch or settings and not plain else type(holder)
         users = self._users.setdefault(id(holder), [])
         if (not users and isinstance(kind, type) and _own_class(kind) and not _is_module(kind)
             and held[0][0].startswith(("model.", "trainer."))):
@@ -1550,9 +1577,11 @@ class CarriedState:
         self.turned = False
         if self.warm:
             last = self.last
-            self._take(judged=True)
-            if last is not None:
-                self._assume(last, self.base, _BETWEEN)
+            self._take()
+            if last is not None and self.base is not None:
+                found = self._told_apart(last, self.base)
+                self._assume(last, self.base, found, _BETWEEN)
+                self._learn("between", last, self.base, found)
             if self.drives & (self.drives - 1) == 0 and self.quiet.passed:  # 8, 16, 32, ...
                 self.quiet.again()
                 self.last = None
@@ -1644,17 +1673,37 @@ class CarriedState:
                 self.compare()
                 if evaluated or self.last is not base:
                     self._take(base.whole)
-                self._assume(base, self.base, _LATE, changed=False)
+                if self.base is not None:
+                    self._assume(base, self.base, self._new(base, self.base), _LATE)
             self._look_late(2 * wait)
         if self.schedule is not None:
             self.schedule(look, self.state.boundary + wait)
         else:
             self.late = 0
 
-    def _assume(self, before: Mark, mark: Mark | None, text: str, changed: bool = True) -> None:
-        if mark is not None and mark is not before and self.objects is not None:
-            found = mark.new_since(before) | (mark.changed_since(before) if changed else {})
+    def _assume(self, before: Mark, mark: Mark, found: dict, text: str) -> None:
+        if found and self.objects is not None:
             self.findings.assume(self.objects(), before, mark, self._news(found), text)
+
+    @staticmethod
+    def _new(before: Mark, mark: Mark) -> dict:
+        return {} if mark is before else mark.new_since(before)
+
+    def _told_apart(self, before: Mark, mark: Mark) -> dict:
+        return {} if mark is before else mark.changed_since(before) | self._new(before, mark)
+
+    def _learn(self, kind: str, before: Mark, mark: Mark, found: dict) -> None:
+        "What was told apart was judged: what is so all the time is passed over later."
+        if mark is before:
+            return
+        told = {*self.findings.found}
+        if kind == "between":  # of what a step sets again and again it is no name
+            told |= {name for name, text in self.findings.assumed.items() if text == _BETWEEN}
+        unnamed = [path for path in found if not told & {_name_of(path), mark.name_of(path)}]
+        with suppress(RuntimeError):  # another thread has changed a container meanwhile
+            self.quiet.note(kind, before.glance.differing(),
+                            {_name_of(path) for path in found if path not in unnamed}, unnamed)
+        mark.glance.done(mark.glance.values, self.quiet)
 
     def _news(self, found: dict) -> dict:
         "Of what two marks tell apart, what is not different all the time."
@@ -1668,18 +1717,17 @@ class CarriedState:
     def _place(self) -> tuple[int, int]:
         return self.state.optimizer_step, self.state.evaluated_at
 
-    def _take(self, whole: bool = False, judged: bool = False) -> None:
-        "`judged`: the mark is compared with the one before."
+    def _take(self, whole: bool = False) -> None:
         assert self.objects is not None
         objects, mark = self.objects(), self.last
         if mark is None or not mark.glance.same(objects):
-            mark = self._mark(objects, whole or not self.settled, mark if judged else None)
+            mark = Mark(objects, whole or not self.settled, self.quiet)
         with self._lock:
             self.base, self.last, self.base_at = mark, mark, self._place()
             self.base_epoch = self.state.epoch
         cold, self.cold = self.cold, None
         if cold is not None:
-            self._assume(cold, mark, _FIRST)
+            self._assume(cold, mark, self._told_apart(cold, mark), _FIRST)
 
     def compare(self) -> None:
         "Name the values that have changed since the base, if a step was made since then."
@@ -1690,28 +1738,19 @@ class CarriedState:
         objects, mark, changed = self.objects(), base, {}
         evaluated = self._place()[1] != begun[1]
         if not base.glance.same(objects):
-            mark = self._mark(objects, base.whole, None if evaluated else base)
-            changed = self._news(mark.changed_since(base))
-        self.last = mark
-        self._assume(base, mark, _LATE, changed=False)
+            mark = Mark(objects, base.whole, self.quiet)
+            changed = mark.changed_since(base)
+        self.last, new, whole = mark, self._new(base, mark), changed
+        self._assume(base, mark, new, _LATE)
         if not evaluated:
             self.settled = mark.training == base.training
         else:  # other values may be results of the evaluation
             changed = {path: each for path, each in changed.items() if path.startswith("optim")
                        or isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
-        self.findings.note(objects, base, mark, changed, "steps change it",
+        self.findings.note(objects, base, mark, self._news(changed), "steps change it",
                            self.state.epoch == self.base_epoch)
-
-    def _mark(self, objects: RunObjects, whole: bool, before: Mark | None) -> Mark:
-        "A new mark; `before`: the one that it is compared with, so that what differs was judged."
-        mark = Mark(objects, whole, self.quiet)
-        if before is not None:
-            found = {**mark.changed_since(before), **mark.new_since(before)}
-            with suppress(RuntimeError):  # another thread has changed a container meanwhile
-                self.quiet.note(before.glance.differing(), before.glance.left,
-                                {*map(_name_of, found)})
-            mark.glance.done(mark.glance.values, self.quiet)
-        return mark
+        if not evaluated:
+            self._learn("steps", base, mark, whole | new)
 
     @contextmanager
     def replacing(self):

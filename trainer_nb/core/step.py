@@ -47,7 +47,7 @@ class CountedTargets:
         if isinstance(loss_fn, partial) and not loss_fn.args:
             loss_fn, given = loss_fn.func, loss_fn.keywords
             weight = given.get("weight")
-        if ((known or loss_fn in (F.cross_entropy, F.nll_loss))
+        if ((known or loss_fn is F.cross_entropy or loss_fn is F.nll_loss)
             and given.get("reduction", "mean") == "mean"):
             return cls(given.get("ignore_index", IGNORED), weight)
         return None
@@ -60,6 +60,7 @@ class CountedTargets:
         if (self.weight is None and on_cpu and self.ignored < 0 and targets.numel()
             and targets.numpy().min() >= 0):
             return targets.numel()
+        targets = targets.long()  # torch takes bytes, too, and an index of bytes is a mask
         known = targets != self.ignored
         counted = known.sum() if self.weight is None else (
             self.weight.detach()[targets.where(known, 0)] * known).sum()
