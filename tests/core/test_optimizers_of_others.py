@@ -271,3 +271,24 @@ def test_it_trains_with_a_rate_that_can_be_changed():
     trainer.tune(lr=0.01)
     trainer.fit()
     assert not torch.equal(before, trainer.model[0].weight)
+
+
+@pytest.mark.parametrize("kind", FREE)
+def test_what_a_schedule_free_optimizer_keeps_among_its_settings_is_no_setting(kind, tmp_path,
+                                                                                capsys):
+    """A resumed run says nothing of it; nor that a seed could be tuned."""
+    def make(seed):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 1)
+        x = torch.ones(16, 4)
+        return Trainer(net, train_dl=[(x, x[:, :1])] * 4, loss_fn=torch.nn.MSELoss(), epochs=2,
+                       optim=FREE[kind], seed=seed, device="cpu", progress=False)
+    first = make(0)
+    first.step(3)
+    first.save(tmp_path / "run.pt")
+    capsys.readouterr()
+    make(0).load(tmp_path / "run.pt")
+    assert "settings" not in capsys.readouterr().out
+    make(1).load(tmp_path / "run.pt")
+    said = capsys.readouterr().out
+    assert "the file's settings are in force: seed 0 (here 1)" in said and "tune" not in said

@@ -293,3 +293,12 @@ def test_targets_of_bytes():
         with torch.no_grad():
             whole = F.cross_entropy(net(NOISE), targets, weight).item()
         assert trainer.records["valid/loss"] == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.parametrize("model, told", [(causal, True), (masked, False)])
+def test_metrics_of_a_causal_model_are_told_of(model, told, capsys):
+    """They get scores and labels as they are, which belong together only after a move."""
+    net = made(model)
+    trained(net, batches(8), 1, valid_dl=batches(8),
+            metrics={"mine": lambda scores, labels: scores.mean()})
+    assert ("metrics get scores and labels that are not moved" in capsys.readouterr().out) is told

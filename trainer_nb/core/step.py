@@ -167,7 +167,7 @@ class LabelCount:
         self.name = name
         self.moved: int | None = self.unknown
 
-    def find_out(self, loss, logits, labels, telling: bool) -> None:
+    def find_out(self, loss, logits, labels, telling: bool, metrics: bool = False) -> None:
         "Learn from a batch what the loss is the mean of; `telling`: say so."
         found = mean_over_labels(loss, logits, labels)
         if len(found) < 2:
@@ -176,6 +176,7 @@ class LabelCount:
                 say(f"loss of {self.name}: " + (
                     "windows and evaluations weight it by its labels that are not "
                     f"{IGNORED}{' (without the first of each row)' * found[0]}, not by rows"
+                    f"{'; metrics get scores and labels that are not moved' * found[0] * metrics}"
                     if found else
                     "not the mean over its labels, so windows and evaluations weight it by rows. "
                     "A train_step that returns 'n' says how many items the loss is the mean of"))
@@ -199,7 +200,7 @@ def label_count(trainer, loss, logits, labels) -> int | torch.Tensor | None:
         count = LabelCount(type(unwrap(trainer.model)).__name__)
         _label_counts[trainer.model] = count
     if count.moved == count.unknown:
-        count.find_out(loss, logits, labels, trainer.is_main)
+        count.find_out(loss, logits, labels, trainer.is_main, bool(trainer.evaluator.metrics))
     return count.of(labels)
 
 # %% ../../nbs/core/11_step.ipynb #622750d3
