@@ -302,3 +302,18 @@ def test_metrics_of_a_causal_model_are_told_of(model, told, capsys):
     trained(net, batches(8), 1, valid_dl=batches(8),
             metrics={"mine": lambda scores, labels: scores.mean()})
     assert ("metrics get scores and labels that are not moved" in capsys.readouterr().out) is told
+
+
+def test_weights_of_classes_that_are_replaced_count_as_they_are():
+    """As those of a loss that is moved to a device, or that a hook sets."""
+    torch.manual_seed(0)
+    net, targets = nn.Linear(8, 3).double(), labels_of("all")
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0]).double())
+    data = TensorDataset(NOISE, targets)
+    trainer = Trainer(net, train_dl=DataLoader(data, 6), valid_dl=DataLoader(data, 7), epochs=1,
+                      loss_fn=loss, device="cpu", progress=False,
+                      optim=torch.optim.SGD(net.parameters(), lr=0.5))
+    loss.weight = torch.tensor([1.0, 9.0, 0.1]).double()
+    with torch.no_grad():
+        whole = loss(net(NOISE), targets).item()
+    assert trainer.validate()["valid/loss"] == pytest.approx(whole, rel=1e-6)

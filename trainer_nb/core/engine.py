@@ -29,7 +29,7 @@ from ..support.saved import TABLE, read_state
 from ..support.torch_private import (Marks, compiled_module, gradient_norms, multiply,
                                            run_backward, scaling_left_to_us, step_within,
                                            write_count)
-from ..support.validate import nearest_name
+from ..support.validate import name_hint, nearest_name
 
 # %% ../../nbs/core/09_engine.ipynb #6b317dcd
 class Window:
@@ -183,11 +183,9 @@ def pick_device(device=None) -> torch.device:
         except RuntimeError as error:
             if not isinstance(device, str):
                 raise
-            kinds = ("cpu", "cuda", "mps", "xpu")
-            given = device.lower()
-            name = "cuda" if given.startswith("gpu") else nearest_name(given, kinds)
-            hint = f"did you mean {name!r}?" if name else f"as {', '.join(map(repr, kinds))}"
-            raise ValueError(f"device={device!r} is no device of torch: {hint}") from error
+            name = device.lower().replace("gpu", "cuda")
+            raise ValueError(f"device={device!r} is no device of torch: "
+                             + name_hint(name, ("cpu", "cuda", "mps", "xpu"))) from error
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

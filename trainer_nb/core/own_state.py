@@ -442,8 +442,12 @@ def no_new_generators(roots: dict) -> Iterator[None]:
     """Forget at the end which generators objects made for themselves while this was open.
 
     They are made again, as if nobody had asked before."""
-    spaces = [vars(each) for _, each in search(roots) if hasattr(each, "__dict__")
-              and not isinstance(each, (type, FunctionType))]
+    found = [each for _, each in search(roots) if hasattr(each, "__dict__")
+             and not isinstance(each, (type, ModuleType))]
+    codes = [each for value in found for each in (
+        [value] if isinstance(value, FunctionType) else _methods(type(value)))]
+    spaces = [*(vars(each) for each in found if not isinstance(each, FunctionType)),
+              *(each.__globals__ for each in codes if set_outside(each.__code__))]
     before = [dict(space) for space in spaces]
     try:
         yield
@@ -1582,7 +1586,7 @@ class CarriedState:
                 found = self._told_apart(last, self.base)
                 self._assume(last, self.base, found, _BETWEEN)
                 self._learn("between", last, self.base, found)
-            if self.drives & (self.drives - 1) == 0 and self.quiet.passed:  # 8, 16, 32, ...
+            if self.drives & (self.drives - 1) == 0 and self.quiet.passed:  # 16, 32, ...
                 self.quiet.again()
                 self.last = None
                 self._take()
@@ -1740,7 +1744,8 @@ class CarriedState:
         if not base.glance.same(objects):
             mark = Mark(objects, base.whole, self.quiet)
             changed = mark.changed_since(base)
-        self.last, new, whole = mark, self._new(base, mark), changed
+        self.last, new = mark, self._new(base, mark)
+        found = changed | new
         self._assume(base, mark, new, _LATE)
         if not evaluated:
             self.settled = mark.training == base.training
@@ -1750,7 +1755,7 @@ class CarriedState:
         self.findings.note(objects, base, mark, self._news(changed), "steps change it",
                            self.state.epoch == self.base_epoch)
         if not evaluated:
-            self._learn("steps", base, mark, whole | new)
+            self._learn("steps", base, mark, found)
 
     @contextmanager
     def replacing(self):

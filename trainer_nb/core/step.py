@@ -14,7 +14,7 @@ __all__ = ['IGNORED', 'WITHOUT', 'TARGETS', 'RESERVED', 'CountedTargets', 'Super
 # %% ../../nbs/core/11_step.ipynb #be310bfc
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +35,8 @@ IGNORED = -100  # the label that a loss leaves out, in torch as in transformers
 class CountedTargets:
     "What torch's losses of classes are the mean of: the targets that count, or their weights."
     ignored: int
-    weight: torch.Tensor | None
+    # reads the weights of the loss where they are: a device, or a hook, replaces them
+    weight_of: Callable[[], torch.Tensor | None]
 
     @classmethod
     def of(cls, loss_fn) -> "CountedTargets | None":
@@ -43,27 +44,27 @@ class CountedTargets:
         given: Any = vars(loss_fn) if isinstance(loss_fn, torch.nn.Module) else {}
         forward = getattr(type(loss_fn), "forward", None)
         known = forward in (torch.nn.CrossEntropyLoss.forward, torch.nn.NLLLoss.forward)
-        weight = getattr(loss_fn, "weight", None) if known else None
+        owner: Any = loss_fn
+        weight_of: Callable = (lambda: owner.weight) if known else lambda: given.get("weight")
         if isinstance(loss_fn, partial) and not loss_fn.args:
             loss_fn, given = loss_fn.func, loss_fn.keywords
-            weight = given.get("weight")
         if ((known or loss_fn is F.cross_entropy or loss_fn is F.nll_loss)
             and given.get("reduction", "mean") == "mean"):
-            return cls(given.get("ignore_index", IGNORED), weight)
+            return cls(given.get("ignore_index", IGNORED), weight_of)
         return None
 
     def count(self, targets) -> float | torch.Tensor | None:
         "How many count, or their weights; a tensor on a GPU, or if none does. None: all samples."
         if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
             return None
-        on_cpu = targets.device.type == "cpu"
-        if (self.weight is None and on_cpu and self.ignored < 0 and targets.numel()
+        on_cpu, weight = targets.device.type == "cpu", self.weight_of()
+        if (weight is None and on_cpu and self.ignored < 0 and targets.numel()
             and targets.numpy().min() >= 0):
             return targets.numel()
         targets = targets.long()  # torch takes bytes, too, and an index of bytes is a mask
         known = targets != self.ignored
-        counted = known.sum() if self.weight is None else (
-            self.weight.detach()[targets.where(known, 0)] * known).sum()
+        counted = known.sum() if weight is None else (
+            weight.detach()[targets.where(known, 0)] * known).sum()
         return number if on_cpu and (number := counted.numpy().item()) else counted
 
     def weighted(self, result: dict) -> dict:
