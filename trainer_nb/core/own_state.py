@@ -1586,10 +1586,6 @@ class CarriedState:
                 found = self._told_apart(last, self.base)
                 self._assume(last, self.base, found, _BETWEEN)
                 self._learn("between", last, self.base, found)
-            if self.drives & (self.drives - 1) == 0 and self.quiet.passed:  # 16, 32, ...
-                self.quiet.again()
-                self.last = None
-                self._take()
         elif self.cold is None and (objects := self.objects()).set_something():
             self.cold = Mark(objects)
         if not self.settled:
@@ -1675,6 +1671,9 @@ class CarriedState:
             base, evaluated = self.base, self._place()[1] != self.base_at[1]
             if base is not None and self.objects is not None:
                 self.compare()
+                if self.quiet.passed:
+                    self.quiet.again()
+                    self.last = None
                 if evaluated or self.last is not base:
                     self._take(base.whole)
                 if self.base is not None:
