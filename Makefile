@@ -37,9 +37,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 env: $(STAMP) $(OTHERS:%=$(VENV)-%/.made)
 
+# Python compiles what is used when it is used first: all of it would take a minute.
 $(STAMP): requirements/dev.txt requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile \
 	    -r requirements/dev.txt -c requirements/lock.txt
 	$(BIN)/python -m pip install -qq --disable-pip-version-check \
 	    --no-deps --no-build-isolation --editable .
@@ -74,7 +75,8 @@ check: $(STAMP)
 	$(BIN)/python scripts/checking.py $(CHECKFLAGS)
 
 # One process more than two cores: one of three waits for a browser or a run.
-test: env chromium $(MODULES)
+test:
+	$(MAKE) --no-print-directory -j 3 env chromium $(MODULES)
 	$(BIN)/ruff check
 	$(PYTEST) -n 3 $(PYTESTFLAGS)
 

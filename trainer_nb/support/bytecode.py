@@ -24,15 +24,18 @@ def codes(code: CodeType) -> list[CodeType]:
     "Code, and that of the functions within it, and within these."
     return [code, *(inner for each in within(code) for inner in codes(each))]
 
+@lru_cache(10_000)
 def names_in(code: CodeType) -> list[str]:
     "The global names and attributes that code uses."
     return [name for each in codes(code) for name in each.co_names]
 
+@lru_cache(10_000)
 def done_in(code: CodeType) -> set[str]:
     "The operations of code, as `STORE_ATTR`, and the names that it uses."
     return {each.opname for one in codes(code) for each in dis.get_instructions(one)}.union(
         names_in(code))
 
+@lru_cache(10_000)
 def set_outside(code: CodeType) -> set[str]:
     "The variables that code sets outside of it: global ones, and those of functions around it."
     return {each.argval for one in codes(code) for each in dis.get_instructions(one)
@@ -55,6 +58,7 @@ def instructions(code: CodeType) -> Iterator[dis.Instruction]:
             yield each if kind == each.opname else each._replace(opname=kind, argval=value)
 
 # %% ../../nbs/support/bytecode.ipynb #2fde358e
+@lru_cache(10_000)
 def reads(code: CodeType, name: str, lookups: bool = True) -> bool:
     """Whether code reads an attribute (`.name`) or a variable that it has not just set.
 
@@ -79,6 +83,7 @@ def reads(code: CodeType, name: str, lookups: bool = True) -> bool:
 
 _VARIABLES = "DEREF", "GLOBAL", "NAME", "FAST"
 
+@lru_cache(10_000)
 def sets_anew(code: CodeType, name: str) -> bool:
     "Whether code sets an attribute, in any case, before it does anything else with it."
     first = next((each for each in dis.get_instructions(code)
@@ -86,7 +91,7 @@ def sets_anew(code: CodeType, name: str) -> bool:
                   or "JUMP" in each.opname or each.opname in ("FOR_ITER", "SEND")), None)
     return first is not None and first.opname == "STORE_ATTR" and first.argval == name
 
-@lru_cache(1000)
+@lru_cache(10_000)
 def stores(code: CodeType) -> set[str]:
     "The attributes that code sets."
     return {each.argval for one in codes(code) for each in dis.get_instructions(one)
@@ -127,6 +132,7 @@ def _looks_up(lines, number: int) -> bool:
     return False
 
 # %% ../../nbs/support/bytecode.ipynb #b93051b9
+@lru_cache(10_000)
 def acts(code: CodeType, own: tuple, calls: re.Pattern) -> bool:
     """Whether code sets what is not its own, or names a function or attribute that `calls` fits.
 
