@@ -71,7 +71,7 @@ SETTINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", list(SETTINGS))
-@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_it_leaves_no_trace_whatever_the_step_is(settings, at):
     """With the run's own accumulation, precision, clipping, hooks, schedule, average."""
     first, second = (make(Counts(), SnapshotHook(), **SETTINGS[settings]) for _ in range(2))

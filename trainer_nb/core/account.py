@@ -184,7 +184,7 @@ def exactness(trainer) -> Exactness:
             found.obstacles += compiled_exactness(trainer.compiled, sizes)
         objects = run_objects(trainer)
         found.obstacles += reads_model(trainer.data, trainer.plain_model, objects.kept_by_hooks())
-        acting = objects.acting()
+        acting = objects.acting
         if late := [row.name for row in trainer.hooks.rows if row.late and row.name in acting]:
             found.assumed.append(
                 f"a trainer that goes on from a file has {', '.join(late)} among its hooks, which "

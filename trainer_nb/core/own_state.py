@@ -768,8 +768,9 @@ class RunObjects:
 
     def looking(self) -> set[str]:
         "The names of the user's hooks that only look."
-        return {row.name for row in self.hooks} - self.acting()
+        return {row.name for row in self.hooks} - self.acting
 
+    @functools.cached_property
     def acting(self) -> set[str]:
         "The names of the user's hooks that may change the run."
         return {row.name for row in self.hooks if _acts(_inner(row.hook))}
@@ -799,8 +800,7 @@ class RunObjects:
 
     def on_hooks(self) -> list:
         "The user's hooks that may change the run, and what they hold."
-        acting = self.acting()
-        return [_inner(row.hook) for row in self.hooks if row.name in acting]
+        return [_inner(row.hook) for row in self.hooks if row.name in self.acting]
 
     def kept_by_hooks(self) -> list:
         "Hooks of the user's with a state, and what they hold."
@@ -1630,7 +1630,7 @@ class CarriedState:
         objects = self.objects()
         def inside(roots):
             return tuple(name + end for name in roots for end in " .[")
-        beside = inside({*objects.acting(), *objects.judging})
+        beside = inside({*objects.acting, *objects.judging})
         names = (*beside, *inside(["train_step"]))
         if before.glance.same(objects):
             return
