@@ -2,6 +2,7 @@
 import { html } from "htm/preact";
 import { literal } from "./marks.js";
 import { column } from "./store.js";
+import { isBranch, recordOf } from "./words.js";
 
 export const RUN_INKS = ["#3f83e8", "#dd7023", "#1a9e96", "#b0578d", "#8a7a2e", "#7d50e6", "#d9544d", "#5b9e3a", "#5b6fb5", "#c08a1e"];
 export const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
@@ -44,9 +45,9 @@ export function behindTraces(runs, { plotOf, isNoisy, hidden, front = false, ...
   const drawn = [];
   for (const { number, name: run, curves } of runs) {
     if (hidden.has(`#${number}`)) continue;
-    const several = Object.keys(curves).filter((name) => !name.includes("@") && plotOf(name) === 0).length > 1;
+    const several = Object.keys(curves).filter((name) => !isBranch(name) && plotOf(name) === 0).length > 1;
     for (const [name, curve] of Object.entries(curves)) {
-      const kind = name.split("@")[0], plot = plotOf(kind);
+      const kind = recordOf(name), plot = plotOf(kind);
       if (plot !== undefined && !hidden.has(kind)) drawn.push({ number, kind, plot, curve, branch: name !== kind, title: literal(plot === 0 && several ? `${run} · ${kind}` : run) });
     }
   }

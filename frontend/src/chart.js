@@ -2,13 +2,14 @@
 import { html } from "htm/preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { RunLegend, allOf, behindOf, behindTraces } from "./behind.js";
+import { PLAIN } from "./figure.js";
 import { NOT_FINITE, gapTrace } from "./gaps.js";
 import { useKept } from "./kept.js";
 import { MARK_AXIS, changesOf, literal, markLines, markTraces, spotsOf } from "./marks.js";
 import { leaveOut } from "./outliers.js";
 import { Save, svgOf } from "./save.js";
 import { column } from "./store.js";
-import { isAveraged, ownNames, short } from "./words.js";
+import { isAveraged, isBranch, ownNames, recordOf, short } from "./words.js";
 import { cut, finerOf, withFiner } from "./zoom.js";
 
 const INKS = ["#3f83e8", "#dd7023", "#2a9d62", "#a259c4", "#c9483f", "#8a7a2c"];
@@ -55,11 +56,10 @@ function slope(values, from, to, at, mean) {
 }
 
 const isNoisy = (name) => name.startsWith("train/") || name.startsWith("grad_norm");
-const base = (name) => name.split("@")[0];
 const splitOf = (name) => name.split("/")[0];
-const isLoss = (name) => base(name).split("/").length > 1 && base(name).endsWith("loss");
+const isLoss = (name) => recordOf(name).split("/").length > 1 && recordOf(name).endsWith("loss");
 const isDrive = (name) => name.startsWith("lr") || name.startsWith("grad_norm");
-const named = (curves) => ownNames(Object.keys(curves).filter((name) => !name.includes("@")));
+const named = (curves) => ownNames(Object.keys(curves).filter((name) => !isBranch(name)));
 
 // Names of the losses, training first; each has its ink.
 export const lossesOf = (curves) => named(curves).filter(isLoss).sort((one, other) => other.startsWith("train/") - one.startsWith("train/"));
@@ -94,7 +94,7 @@ export function traces(curves, { window = 33, axis = "step", hidden = new Set(),
   const made = behindTraces(others, { plotOf, isNoisy, smoothed, axis, xOf: AXES[axis], window, hidden, front });
   const add = (name, at, more) => made.push({ type: "scatter", mode: "lines", name: literal(name), xaxis: `x${at || ""}`, yaxis: `y${at || ""}`, hovertemplate: "%{y:.5g}", showlegend: false, ...more });
   for (const [name, curve] of Object.entries(curves)) {
-    const kind = base(name), loss = losses.includes(kind), plot = loss ? 0 : places.get(kind);
+    const kind = recordOf(name), loss = losses.includes(kind), plot = loss ? 0 : places.get(kind);
     if (hidden.has(kind) || plot === undefined) continue;
     const x = AXES[axis](curve), color = isDrive(kind) ? "#6f7682" : inkOf(kind, losses, curves), mean = column(curve, "mean");
     const silent = { hoverinfo: "skip", hovertemplate: undefined };
@@ -114,7 +114,6 @@ export function traces(curves, { window = 33, axis = "step", hidden = new Set(),
   return made;
 }
 
-const PLAIN = { showline: false, zeroline: false, ticks: "", automargin: true, gridcolor: "rgba(128,128,128,.2)" };
 
 // Powers of ten where the losses that are drawn span more than two of them, as in the still picture. `runs`: curves of each.
 export function spansPowers(runs, hidden = new Set()) {
@@ -130,6 +129,12 @@ export function spansPowers(runs, hidden = new Set()) {
     }
   }
   return largest / least > 100;
+}
+
+// A format for numbers of an axis that are huge or tiny; plotly would give all of them the exponent of the largest, as in 0.95e+12.
+function formatOf(drawn, axis) {
+  const sizes = drawn.filter(({ yaxis }) => yaxis === axis).map(({ y }) => Math.abs(y.findLast(Number.isFinite) ?? 0)), most = Math.max(0, ...sizes);
+  return most >= 1e6 || (most > 0 && most < 1e-4) ? { tickformat: "~e" } : {};
 }
 
 // The range of an axis on which all has one value: plotly would take 1 on both sides, whatever the value.
@@ -171,13 +176,13 @@ export function layout(small, { axis = "step", log = false, width = 900, room = 
   const made = {
     autosize: true, height, margin: { l: 48, r: 10, ...ENDS }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     hovermode: "x unified", hoverlabel: { namelength: 40 }, uirevision: axis, font: { size: 11, color: "#808080" },
-    xaxis: { ...PLAIN, showgrid: false, nticks: ticks, tickformat: narrow ? "~s" : "" },
-    yaxis: { ...PLAIN, domain: [rows ? up(large) : 0, 1], type: log ? "log" : "linear", nticks: 6, exponentformat: "e", uirevision: `${axis} ${log}` }, yaxis99: MARK_AXIS, annotations: [], shapes: markLines(spots),
+    xaxis: { ...PLAIN, showgrid: false, nticks: ticks, tickformat: narrow ? "~s" : "", hoverformat: axis === "step" ? ",d" : "" },
+    yaxis: { ...PLAIN, domain: [rows ? up(large) : 0, 1], type: log ? "log" : "linear", nticks: 6, ...(log ? {} : formatOf(drawn, "y")), uirevision: `${axis} ${log}` }, yaxis99: MARK_AXIS, annotations: [], shapes: markLines(spots),
   };
   small.forEach(({ title }, at) => {
     const gap = narrow ? 0.14 : 0.06, wide = (1 - gap * (across - 1)) / across, from = (at % across) * (wide + gap), top = large + ROW * Math.floor(at / across), number = at + 2, flat = flatRange(drawn, `y${number}`);
-    made[`xaxis${number}`] = { ...PLAIN, showgrid: false, showticklabels: false, domain: [from, from + wide], anchor: `y${number}`, matches: "x" };
-    made[`yaxis${number}`] = { ...PLAIN, domain: [up(top + ROW), up(top + TITLE)], anchor: `x${number}`, nticks: 4, exponentformat: "e", ...(flat ? { range: flat } : { autorange: true }), showticklabels: !drawn.length || hasValues(drawn, `y${number}`) };
+    made[`xaxis${number}`] = { ...PLAIN, showgrid: false, showticklabels: false, hoverformat: made.xaxis.hoverformat, domain: [from, from + wide], anchor: `y${number}`, matches: "x" };
+    made[`yaxis${number}`] = { ...PLAIN, domain: [up(top + ROW), up(top + TITLE)], anchor: `x${number}`, nticks: 4, ...formatOf(drawn, `y${number}`), ...(flat ? { range: flat } : { autorange: true }), showticklabels: !drawn.length || hasValues(drawn, `y${number}`) };
     made.annotations.push({ text: literal(fitted(title, Math.max(8, Math.floor((wide * (width - 58)) / 7)))), hovertext: literal(title), x: from, y: up(top + TITLE - 4), yanchor: "bottom", xref: "paper", yref: "paper", xanchor: "left", showarrow: false, font: { weight: 600 } });
   });
   return made;

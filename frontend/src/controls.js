@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { failedOf } from "./hooks.js";
-import { broken, capital, count, epochAfter, message, short, standing } from "./words.js";
+import { broken, brokenBy, capital, count, epochAfter, message, short, standing } from "./words.js";
 
 const LOOKS_ONLY = "This link may only look";
 
@@ -36,6 +36,11 @@ export function useAnswer(store) {
     timer.current = setTimeout(() => setAnswer(null), 1000 * seconds);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
+  const how = store.view ? standing(store.view) : "", stood = useRef(how);
+  useEffect(() => {  // it has ended, or failed: that is said, and not what was done before
+    if (stood.current !== how && !["running", "paused"].includes(how)) setAnswer((each) => (each?.wrong ? each : null));
+    stood.current = how;
+  }, [how]);
   const press = async (name, values = {}, label = name, given = {}) => {  // `label`: of a button that gives values of its own; `given`: those that a person has
     const named = label === name ? Object.entries(values).map(([key, value]) => (typeof value === "string" ? value : `${key} ${value}`)) : Object.values(given);
     const said = [label, ...named].join(" ");
@@ -52,14 +57,15 @@ export function useAnswer(store) {
 
 function ControlButton({ view, button, press, label = button.label, sure = "" }) {
   const last = useRef(0), why = view.may_steer ? button.why_not : LOOKS_ONLY;
+  const hurt = button.name === "resume" && view.run.can_rewind ? brokenBy(view) : "";  // it would go on with what is broken
   const click = () => {  // the second half of a double click would mean something else, as Resume or Really stop; two of Step are two
     if (button.place !== "steps" && performance.now() - last.current < 250) return;
     last.current = performance.now();
     press();
   };
   // one that becomes disabled keeps the focus: keys would go elsewhere
-  return html`<button type="button" name=${button.name} class=${`${button.main ? "main" : ""} ${button.style ?? ""}`} data-sure=${sure || undefined}
-    title=${why || button.doc} aria-disabled=${Boolean(why)} onClick=${why ? undefined : click}>${label}</button>`;
+  return html`<button type="button" name=${button.name} class=${`${button.main && !hurt ? "main" : ""} ${button.style ?? ""}`} data-sure=${sure || undefined}
+    title=${why || (hurt ? `${capital(hurt)}: rewind to a state before it first` : button.doc)} aria-disabled=${Boolean(why)} onClick=${why ? undefined : click}>${label}</button>`;
 }
 
 export function Controls({ store, view, press, open, setOpen }) {
@@ -79,7 +85,7 @@ export function Controls({ store, view, press, open, setOpen }) {
   const buttons = buttonsOf(view).filter(({ place }) => !["go_on", "tab"].includes(place)), form = buttons.find(({ name, label }) => `${name} ${label}` === filled);
   return html`<section class="bar" aria-label="Controls" ref=${bar}>${buttons.map((button) => {
     const stops = button.style === "stop", key = `${button.name} ${button.label}`;
-    const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : fieldsOf(view, button).length ? () => setFilled(filled === key ? "" : key) : () => press(button.name, button.values, Object.keys(button.values).length ? button.label : undefined);
+    const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : fieldsOf(view, button).length ? () => setFilled(filled === key ? "" : key) : () => press(button.name, button.values, Object.keys(button.values).length ? button.label : button.main ? button.label.toLowerCase() : undefined);
     return html`<${ControlButton} key=${button.main ? "main" : key} ...${{ view, button, press: act }}
       label=${stops && sure ? "Really stop?" : button.label} sure=${stops && sure ? "asked" : ""} />`;
   })}</section>
@@ -113,7 +119,7 @@ function Form({ view, button, press, close }) {
 
 // A state to go back to, in words; its loss may be that of an evaluation some steps before it.
 export const pointWords = ({ step, epoch, name, value, measured, best }) =>
-  [`step ${count(step)}`, epoch !== undefined && `epoch ${epochAfter(epoch)}`, name && `${name} ${short(value)}${measured === step ? "" : ` at ${count(measured)}`}`, best && "best"].filter(Boolean).join(" · ");
+  [`step ${count(step)}`, epoch !== undefined && `epoch ${epochAfter(epoch)}`, name && `${name} ${short(value)}${measured === step ? "" : ` at ${count(measured)}`}`, best && "best of these"].filter(Boolean).join(" · ");
 
 const NEWEST = 20, MOST = 60;  // states in the list
 

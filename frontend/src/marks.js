@@ -1,6 +1,6 @@
 // Where something was changed by hand: numbers of the journal on the curves, what was done on hover.
 import { column } from "./store.js";
-import { count } from "./words.js";
+import { count, isBranch } from "./words.js";
 
 const KINDS = ["tune", "hook", "assign", "rewind"], MARK = "#7d50e6";
 
@@ -11,7 +11,7 @@ export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "
 export const changesOf = ({ journal }) => Object.entries(journal?.entries ?? {}).map(([number, entry]) => ({ number: Number(number), ...entry }))
   .filter(({ kind, undone }) => KINDS.includes(kind) && !undone).sort((one, other) => one.step - other.step || one.number - other.number);
 
-const longestOf = (curves) => Object.entries(curves).filter(([name]) => !name.includes("@")).map(([, curve]) => curve).reduce((long, each) => (each.rows.length > (long?.rows.length ?? 0) ? each : long), null);
+const longestOf = (curves) => Object.entries(curves).filter(([name]) => !isBranch(name)).map(([, curve]) => curve).reduce((long, each) => (each.rows.length > (long?.rows.length ?? 0) ? each : long), null);
 
 export const numbersOf = ({ changes }) => (changes.length > 1 ? `${changes[0].number}–${changes.at(-1).number}` : String(changes[0].number));
 

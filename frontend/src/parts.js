@@ -19,7 +19,8 @@ export function choicesOf({ numbers = {}, memory }) {
 export function usualOf({ numbers = {}, memory }) {
   const rank = (name) => (name === "samples_per_second" ? 2 : base(name) === "grad_norm" ? 1.5 : base(name) === "lr" ? 1 : 0);
   const found = ownNames(Object.keys(numbers)).sort((one, other) => rank(one) - rank(other)).filter((name) => (!name.startsWith("train/") || name.endsWith("/loss")) && !name.startsWith("time/"));
-  return (memory?.used === undefined ? found : [...found, MEMORY]).slice(0, MOST);
+  const drives = [...found.filter((name) => rank(name) > 0), ...(memory?.used === undefined ? [] : [MEMORY])];  // many metrics do not take their place
+  return [...found.filter((name) => rank(name) === 0).slice(0, Math.max(MOST - drives.length, MOST / 2)), ...drives].slice(0, MOST);
 }
 
 // The names that it shows: of those that were chosen the ones that this run has.
@@ -28,13 +29,15 @@ export function shownOf(view, pins) {
   return found.length ? found : usualOf(view);
 }
 
-function cellOf({ run, place, hooks = {}, memory, numbers, values = {} }, name) {
+function cellOf({ run, state, place, hooks = {}, memory, numbers, values = {} }, name) {
   if (name === MEMORY) return [memory.label, (memory.used / 1e9).toFixed(1), "GB", memory.total ? `of ${(memory.total / 1e9).toFixed(1)} GB` : ""];
   if (!(name in numbers)) {
     const record = name.slice(BEST.length), { value, step } = numbers[record].best;
     return [name, short(value), isAveraged(run, record) ? "average" : "", `at step ${count(step)}`];
   }
   const { value, of, step, best, bad_since: bad } = numbers[name], rates = base(name) === "lr" && values[name]?.each;
+  const rule = base(name) === "lr" && state?.name !== "running" ? values[name] : undefined, set = typeof rule?.value === "number" && !rule.moves && !rule.each;
+  if (set && short(rule.value) !== short(value)) return [name, short(rule.value), "", `${short(value)} at step ${count(step)}`];  // nothing records it before the next step
   const newest = Math.max(...Object.values(numbers).map((each) => each.step)), old = (of > 1 && newest - step > 2 * of) || (hooks.recorder?.enabled === false && place.step > step);  // no longer recorded; all of them may come later than the step of the run
   const below = old ? `at step ${count(step)}` : bad !== undefined ? `since step ${count(bad)}` : best ? `best ${short(best.value)}` : of > 1 ? `mean of ${of}` : rates ? `groups ${rates.map(short).join(" · ")}` : "";
   return [LABELS[name] ?? name, short(value), isAveraged(run, name) ? "average" : "", below, old ? "old" : bad !== undefined ? "wrong" : ""];

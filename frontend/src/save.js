@@ -2,6 +2,7 @@
 import { html } from "htm/preact";
 import { useState } from "preact/hooks";
 import { COLUMNS } from "./store.js";
+import { isBranch } from "./words.js";
 
 export const fileName = (name, ending) => `${name.replace(/[^\w.-]+/g, "_").slice(0, 80) || "run"}.${ending}`;
 
@@ -21,7 +22,7 @@ export function csvOf(runs, hidden = new Set()) {
   const lines = [["run", "record", "step", "epoch", "samples", "seconds", "value", "lowest", "highest", "of"].join(",")];
   for (const { name: run, curves } of runs) {
     for (const [name, { rows, stride }] of Object.entries(curves).sort(([one], [other]) => (one < other ? -1 : 1))) {
-      if (name.includes("@") || hidden.has(name)) continue;
+      if (isBranch(name) || hidden.has(name)) continue;
       for (let row = 0; row < rows.length; row += WIDTH) {
         const cell = (column) => rows[row + at[column]];
         lines.push([quoted(run), quoted(name), cell("step") + cell("wraps") * 2 ** 24, ...["epoch", "samples", "seconds", "mean", "low", "high"].map((each) => digits(cell(each))), stride].join(","));

@@ -49,7 +49,7 @@ export function Table({ view: { table, numbers, run } }) {
     return html`<div class="bar"><${Copy} label="Copy as Markdown" text=${() => markdown(columns, rows)} /><span class="space"></span>
         ${rows.length > FEW && html`<button type="button" onClick=${() => setAll(!all)}>${all ? `Show ${FEW}` : `Show all ${count(rows.length)}`}</button>`}</div>
       <div class="scroller"><table class="numeric"><thead><tr>${columns.map((column) => html`<th key=${column.title} scope="col" aria-sort=${column === chosen ? (down ? "descending" : "ascending") : undefined}>
-          <button type="button" title=${`Sort by ${column.title}`} onClick=${() => sort(column.title)}>${column.title}</button></th>`)}</tr></thead>
+          <button type="button" title=${`Sort by “${column.title}”`} onClick=${() => sort(column.title)}>${column.title}</button></th>`)}</tr></thead>
         <tbody>${shown.map((row) => html`<tr key=${row}>${columns.map(({ title, values, text, best }, at) => (at ? html`<td class=${best === row ? "best" : undefined} title=${best === row ? `Best ${title}` : undefined}>${text(values[row])}</td>`
           : html`<th scope="row">${text(values[row])}</th>`))}</tr>`)}</tbody></table></div>`;
   }, [columns, by, down, all]);

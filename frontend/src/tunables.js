@@ -53,7 +53,7 @@ const inWords = (value, rule) => (value === undefined || value === null ? rule.n
 const isNumber = ({ kind }) => kind === "float" || kind === "int";
 
 function hintOf(rule, refused) {
-  if (refused || rule.refused) return refused || rule.refused;
+  if (refused) return refused;
   if (rule.waits) return `${inWords(rule.value, rule)} → ${inWords(rule.pending, rule)} at the next step`;
   if (rule.each) return `groups ${rule.each.map(short).join(" · ")}`;
   if (rule.moves) return `in force ${short(rule.value)} (schedule)`;
@@ -120,14 +120,14 @@ function Row({ store, rule, off }) {
         ${rule.choices.map((each, at) => html`<option value=${String(at)}>${inWords(each, rule)}</option>`)}</select>`
     : rule.kind === "bool"
       ? html`<input ...${given} type="checkbox" role="switch" checked=${shown === true} onChange=${({ target: { checked } }) => { setSlid(checked); choose(() => checked); }} />`
-      : html`<input ref=${box} ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" title=${range ? "A number, or *0.5 or /10 of the value in force" : undefined} class=${draft === null ? "" : "draft"}
+      : html`<input ref=${box} ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" title=${range ? `${stands && `${stands}: `}a number, or *0.5 or /10 of the value in force` : undefined} class=${draft === null ? "" : "draft"}
           placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
           value=${draft ?? stands} onInput=${(event) => { if (draft === null) stood.current = stands; setDraft(event.target.value); }}
           onBlur=${(event) => draft !== null && event.target.value === stood.current && setDraft(null)}
           onKeyDown=${(event) => event.key === "Escape" && clear()}
           onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule), value, false); else clear(); }} />`;
   const words = hintOf(rule, refused), usual = range ? ` The slider: ${short(range.low)} to ${short(range.high)}. The box also takes *0.5 or /10 of the value in force.` : "";
-  return html`<div class=${`row ${range ? "slides" : ""} ${refused || rule.refused ? "refused" : rule.waits ? "pending" : ""}`} data-name=${name}>
+  return html`<div class=${`row ${range ? "slides" : ""} ${refused ? "refused" : rule.waits ? "pending" : ""}`} data-name=${name}>
     <label for=${given.id} title=${`${rule.doc ?? name}.${usual}`}>${within && html`<span class="unseen">${within} </span>`}${label}</label>
     ${range && html`<${Slider} ...${{ rule, range, off, label: within ? `${within} ${label}` : label, draft: slid, setDraft: setSlid, choose: (value) => { setDraft(null); choose(value); } }} />`}${field}
     ${asked === null ? html`<div class="hint" id=${hint} title=${words}>${words}</div>`
@@ -143,7 +143,7 @@ export function Tunables({ store, view, off }) {
       ${many && html`<input type="search" aria-label="Search a tunable" placeholder="Search" value=${search} onInput=${(event) => setSearch(event.target.value)} />`}
       <span class="space"></span><button type="button" aria-disabled=${off || !undo} title=${undo ? `Undo ${undo.what}` : "No value was changed by hand"} onClick=${off || !undo ? undefined : back}>Undo</button></div>
     ${groups.map(({ title, rows, open }) => {
-      const found = rows.filter(fits), waits = rows.some((each) => each.refused || each.waits);
+      const found = rows.filter(fits), waits = rows.some((each) => each.waits);
       const shown = wanted ? found.length > 0 : turned[title] ?? (open || waits);
       return (!wanted || found.length > 0) && html`<div class="group" key=${title}><button type="button" class="fold" aria-expanded=${shown} onClick=${() => setTurned({ ...turned, [title]: !shown })}>${title}${shown ? "" : html` <span class="quiet">${rows.length}</span>`}</button>
         ${shown && found.map((rule) => html`<${Row} key=${rule.name} ...${{ store, rule, off }} />`)}</div>`;

@@ -122,6 +122,10 @@ export function read(text, rule) {
   return value;
 }
 
+// The record of a curve, and whether it is a branch, which a rewind took back: its name is that of the record, a line break and a number.
+export const recordOf = (name) => name.split("\n")[0];
+export const isBranch = (name) => name.includes("\n");
+
 // The records of a run, without those of several optimizers that have no name: they are the last one's, which is there by its name.
 export function ownNames(names) {
   const several = names.some((name) => name.startsWith("lr."));

@@ -1,5 +1,6 @@
 // A part of the x-axis: what is outside is not drawn, so that y follows what is seen, and its bins are finer.
 import { column } from "./store.js";
+import { isBranch } from "./words.js";
 
 // First and last place of a part among places that ascend, one more on each side: lines run to the edge.
 function ends(x, [low, high]) {
@@ -47,7 +48,7 @@ export function withFiner(curves, finer) {
 
 // Asks for the finer rows of a part; null where there are none.
 export async function finerOf(store, curves, xOf, range) {
-  const longest = Object.entries(curves).filter(([name]) => !name.includes("@")).map(([, curve]) => curve).reduce((long, each) => (each.rows.length > (long?.rows.length ?? 0) ? each : long), null);
+  const longest = Object.entries(curves).filter(([name]) => !isBranch(name)).map(([, curve]) => curve).reduce((long, each) => (each.rows.length > (long?.rows.length ?? 0) ? each : long), null);
   if (!longest || Object.values(curves).every(({ stride }) => stride === 1)) return null;
   const { curves: heads, buffers } = await store.request({ ask: "span", ...stepsIn(longest, xOf, range) });
   return heads?.length ? Object.fromEntries(heads.map(({ name, stride }, at) => [name, { stride, rows: buffers[at] }])) : null;

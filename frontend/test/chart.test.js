@@ -14,7 +14,7 @@ import { until } from "./until.js";
 beforeEach(() => sessionStorage.clear());
 
 const rows = (values, stride = 1) => ({ stride, rows: Float32Array.from(values.flatMap((value, at) => [stride * (at + 1), 0, value - 1, value + 1, value, stride, at, 8 * at, at])) });
-const CURVES = { "train/loss": rows([3, 2, 1]), "valid/loss": rows([2]), lr: rows([0.001, 0.001]), "train/accuracy": rows([0.5]), "valid/accuracy": rows([0.7]), "test/<u>mae</u>": rows([9]), "time/data": rows([1]), "valid/accuracy@0": rows([0.1]) };
+const CURVES = { "train/loss": rows([3, 2, 1]), "valid/loss": rows([2]), lr: rows([0.001, 0.001]), "train/accuracy": rows([0.5]), "valid/accuracy": rows([0.7]), "test/<u>mae</u>": rows([9]), "time/data": rows([1]), "valid/accuracy\n0": rows([0.1]) };
 
 test("the ends of a smoothed curve stay within its values", () => {
   const falling = Float64Array.from({ length: 60 }, (_, at) => Math.exp(-at / 4)), made = smoothed(falling, 33);
@@ -33,12 +33,20 @@ test("noise turns no end of a smoothed curve, and a slope in noise is followed",
 test("metrics have small plots after the rate; one of several loaders has one", () => {
   expect(smallOf(CURVES)).toEqual([{ title: "lr", names: ["lr"] }, { title: "accuracy", names: ["train/accuracy", "valid/accuracy"] }, { title: "test/<u>mae</u>", names: ["test/<u>mae</u>"] }]);
   const found = traces(CURVES, { window: 1 }), of = (name) => found.find((each) => each.name === name);
-  expect([of("train/accuracy").yaxis, of("valid/accuracy").yaxis, of("test/&lt;u&gt;mae&lt;/u&gt;").yaxis, of("valid/accuracy@0").yaxis]).toEqual(["y3", "y3", "y4", "y3"]);
+  expect([of("train/accuracy").yaxis, of("valid/accuracy").yaxis, of("test/&lt;u&gt;mae&lt;/u&gt;").yaxis, of("valid/accuracy\n0").yaxis]).toEqual(["y3", "y3", "y4", "y3"]);
   expect(of("train/accuracy").line.color).toBe(of("train/loss").line.color);
   expect(of("valid/accuracy").line.color).toBe(of("valid/loss").line.color);
   expect(new Set(["train/loss", "valid/loss", "test/&lt;u&gt;mae&lt;/u&gt;"].map((name) => of(name).line.color)).size).toBe(3);
   expect(found.some(({ name }) => name === "time/data")).toBe(false);
   expect(inWords(CURVES)).toContain("valid/accuracy 0.7");
+});
+
+test("a metric with an @ in its name has a plot, and is no branch; what is huge or tiny is written alone", () => {
+  const curves = { "valid/acc@5": rows([0.5, 0.9]), "valid/acc@5\n0": rows([0.1]), "valid/huge": rows([9e11, 9.5e11]) }, small = smallOf(curves), drawn = traces(curves);
+  expect(small.map(({ title }) => title)).toEqual(["valid/acc@5", "valid/huge"]);
+  expect(drawn.map(({ line: { dash } }) => dash)).toEqual([undefined, "dot", undefined]);
+  const made = layout(small, { drawn });
+  expect([made.yaxis2.tickformat, made.yaxis3.tickformat, made.xaxis.hoverformat]).toEqual([undefined, "~e", ",d"]);
 });
 
 test("small plots stand in rows, and the losses keep their height", () => {
@@ -67,7 +75,7 @@ const JOURNAL = { entries: {
   5: { step: 61, kind: "tune", what: "lr", change: "0.2 → 0.3", source: "panel" }, 3: { step: 50, kind: "tune", what: "lr", undone: true }, 6: { step: 500, kind: "rewind", what: "rewind", source: "panel" } } };
 
 test("marks have the numbers of the journal and say what was done; those that are near share one", () => {
-  const curves = { "train/loss": rows(Array.from({ length: 100 }, (_, at) => at)), "train/loss@0": rows(Array.from({ length: 200 }, () => 0)) }, changes = changesOf({ journal: JOURNAL });
+  const curves = { "train/loss": rows(Array.from({ length: 100 }, (_, at) => at)), "train/loss\n0": rows(Array.from({ length: 200 }, () => 0)) }, changes = changesOf({ journal: JOURNAL });
   expect(changes.map(({ number }) => number)).toEqual([2, 4, 5, 6]);
   const spots = spotsOf(changes, curves, (curve) => column(curve, "step"), 900), [{ x, y, text, customdata, yaxis }] = markTraces(spots);
   expect([x, text, yaxis]).toEqual([[1, 60, 100], ["2", "4–5", "6"], "y99"]);
@@ -90,7 +98,7 @@ test("discs do not touch, however wide their numbers are", () => {
 
 test("a file has a line for each point that is shown, of all runs", () => {
   const odd = { stride: 4, rows: Float32Array.from([7, 1, NaN, NaN, Infinity, 0, 0.5, 16, 2]) };
-  const text = csvOf([{ name: 'a "b", c', curves: { lr: rows([0.1]), "train/loss": odd, "train/loss@0": rows([1]) } }, { name: "d", curves: { lr: rows([0.25]), "valid/loss": rows([1]) } }], new Set(["valid/loss"]));
+  const text = csvOf([{ name: 'a "b", c', curves: { lr: rows([0.1]), "train/loss": odd, "train/loss\n0": rows([1]) } }, { name: "d", curves: { lr: rows([0.25]), "valid/loss": rows([1]) } }], new Set(["valid/loss"]));
   expect(text.split("\n")).toEqual(["run,record,step,epoch,samples,seconds,value,lowest,highest,of", '"a ""b"", c",lr,1,0,0,0,0.1,-0.9,1.1,1', `"a ""b"", c",train/loss,${7 + 2 ** 24},0.5,16,2,inf,nan,nan,4`, "d,lr,1,0,0,0,0.25,-0.75,1.25,1", ""]);
   expect([fileName("<img src=x>/../net", "csv"), fileName("→", "svg"), fileName("", "svg")]).toEqual(["_img_src_x_.._net.csv", "_.svg", "run.svg"]);
 });

@@ -268,8 +268,8 @@ test("words", () => {
 const rows = (values, stride = 1) => ({ stride, rows: Float32Array.from(values.flatMap((value, at) => [at + 1, 0, value - 1, value + 1, value, stride, at, at, at])) });
 
 test("traces: each loss has a line of its means, a binned one the range behind it", () => {
-  const found = traces({ "train/loss": rows([3, 2, 1], 4), "valid/loss": rows([2]), lr: rows([0.1]), "train/loss@0": rows([5]) }, { window: 1 });
-  expect(found.map(({ name }) => name)).toEqual(["train/loss lowest", "train/loss highest", "train/loss", "valid/loss", "lr", "train/loss@0"]);
+  const found = traces({ "train/loss": rows([3, 2, 1], 4), "valid/loss": rows([2]), lr: rows([0.1]), "train/loss\n0": rows([5]) }, { window: 1 });
+  expect(found.map(({ name }) => name)).toEqual(["train/loss lowest", "train/loss highest", "train/loss", "valid/loss", "lr", "train/loss\n0"]);
   expect([...found[2].y]).toEqual([3, 2, 1]);
   expect(traces({ "train/loss": rows([1]) }, { hidden: new Set(["train/loss"]) })).toEqual([]);
 });
@@ -361,6 +361,11 @@ test("a question is gone once another value is chosen, is refused, or comes from
   await until(() => expect(hint()).toContain("0,5 is not a number"));
   type(find("#tunable-lr"), "");
   await until(() => expect(hint()).not.toContain("0,5"));
+  type(find("#tunable-lr"), "-1");
+  store.hear({ re: asked.at(-1).id, status: "refused", reason: "lr = -1 is refused" }, []);
+  await until(() => expect(hint()).toContain("-1 is refused"));
+  find("#tunable-lr").dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+  await until(() => expect([hint(), find("[data-name=lr]").className]).toEqual(["rate", expect.not.stringContaining("refused")]));
   await ask();
   type(find("#tunable-lr"), "0.05");
   await until(() => expect(hint()).not.toContain("far beyond"));
@@ -369,6 +374,19 @@ test("a question is gone once another value is chosen, is refused, or comes from
   await ask();
   store.hear({ patch: { values: { lr: { value: 0.25 } } } }, []);
   await until(() => expect(hint()).not.toContain("far beyond"));
+});
+
+test("what was done is no longer said once the run fails; weights that are not finite are no place to go on from", async () => {
+  const { asked, store, find } = shown({ state: { name: "paused" }, run: { ...VIEW.run, can_rewind: true }, commands: { ...VIEW.commands, resume: { at: 2, doc: "Go on", buttons: { Resume: button(0, { place: "main", states: ["paused", "error"] }) } } } });
+  const message = () => find(".message").textContent, resume = () => find("button[name=resume]");
+  expect(resume().className).toContain("main");
+  resume().click();
+  store.hear({ re: asked.at(-1).id, status: "applied", where: "at step 12" }, []);
+  await until(() => expect(message()).toContain("resume: applied"));
+  store.hear({ patch: { state: { name: "running" } } }, []);
+  store.hear({ patch: { state: { name: "error", failed: "ValueError: bad" }, numbers: { "train/loss": { bad_since: 12 } } } }, []);
+  await until(() => expect(message()).not.toContain("resume"));
+  expect([resume().className, resume().title]).toEqual([expect.not.stringContaining("main"), "Train/loss is not finite since step 12: rewind to a state before it first"]);
 });
 
 test("a run that is counted in steps trains some steps more", async () => {
@@ -400,6 +418,12 @@ test("hooks with many tunables are folded, a search finds them, Undo says why it
   await until(() => expect([...box.querySelectorAll(".row")].map((each) => each.dataset.name)).toEqual(["alerts.a12"]));
   [...box.querySelectorAll("button")].find((each) => each.textContent === "Undo").click();
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 0.02 }, reason: "undo" });
+});
+
+test("where the run stands, a rate that was set is in the head at once", () => {
+  const found = (state, values) => cellsOf({ ...VIEW, state: { name: state }, values: { lr: values } }).find(([label]) => label === "lr").slice(1, 4);
+  expect([found("paused", { value: 0.02 }), found("running", { value: 0.02 })]).toEqual([["0.02", "", "1e-4 at step 12"], ["1e-4", "", ""]]);
+  expect(found("finished", { value: 0.02, moves: true })).toEqual(["1e-4", "", ""]);  // of a schedule: the next step's
 });
 
 test("numbers are old once the recorder is off and the run goes on", () => {
@@ -445,4 +469,6 @@ test("of several optimizers each has its loss and rate, and none stands twice", 
   expect(ownNames(names)).toEqual(["train/d/loss", "train/g/loss", "lr.d", "lr.g", "grad_norm.d", "train/g/accuracy", "valid/loss"]);
   expect(ownNames(["train/loss", "lr", "grad_norm"])).toEqual(["train/loss", "lr", "grad_norm"]);
   expect(usualOf({ numbers: Object.fromEntries(names.map((name) => [name, {}])) })).toEqual(["train/d/loss", "train/g/loss", "valid/loss", "lr.d", "lr.g", "grad_norm.d"]);
+  const many = Object.fromEntries([...names, ...Array.from({ length: 12 }, (_, at) => `valid/${at}`)].map((name) => [name, {}]));
+  expect(usualOf({ numbers: many, memory: { used: 1 } }).slice(-4)).toEqual(["lr.d", "lr.g", "grad_norm.d", "memory"]);
 });

@@ -179,7 +179,7 @@ test("curves of other runs are told from the own ones, and go when they are void
 });
 
 test("other runs are drawn behind, thinner, in the ink and dash of their number, to their own end", () => {
-  const others = [{ number: "3", name: "<i>third</i>", curves: { "train/loss": curve([3, 2]), "valid/loss": curve([9]), "train/loss@0": curve([50]), "grad_norm": curve([1, 1]) } }, { number: "12", name: "twelfth", curves: { "train/loss": curve([4]) } }];
+  const others = [{ number: "3", name: "<i>third</i>", curves: { "train/loss": curve([3, 2]), "valid/loss": curve([9]), "train/loss\n0": curve([50]), "grad_norm": curve([1, 1]) } }, { number: "12", name: "twelfth", curves: { "train/loss": curve([4]) } }];
   const own = { "train/loss": curve([1, 1, 1, 1]), lr: curve([0.1]) }, found = traces(own, { window: 1, others });
   expect(found.map(({ name }) => name)).toEqual(["&lt;i&gt;third&lt;/i&gt; · train/loss", "&lt;i&gt;third&lt;/i&gt; · valid/loss", "&lt;i&gt;third&lt;/i&gt; · train/loss", "&lt;i&gt;third&lt;/i&gt;", "twelfth", "train/loss", "lr"]);
   const [line, points, branch, norm, twelfth, mine] = found;

@@ -226,7 +226,7 @@ test("Rewind proposes the last state before this one; of a run that broke, the b
 
 test("Rewind: each state with its step, epoch and loss, and which is best", async () => {
   const rewind = [{ step: 0 }, { step: 1000, epoch: 1.5, name: "valid/loss", value: 0.5, measured: 900 }, { step: 2000, epoch: 2, name: "valid/loss", value: 0.4, measured: 2000, best: true }];
-  expect(rewind.map(pointWords)).toEqual(["step 0", "step 1,000 · epoch 2 · valid/loss 0.5 at 900", "step 2,000 · epoch 2 · valid/loss 0.4 · best"]);
+  expect(rewind.map(pointWords)).toEqual(["step 0", "step 1,000 · epoch 2 · valid/loss 0.5 at 900", "step 2,000 · epoch 2 · valid/loss 0.4 · best of these"]);
   const { asked, find, texts } = shown({ place: { step: 1500 } }, { rewind });
   find("button[name=rewind]").click();
   await until(() => expect(texts("[aria-label=Rewind] option")).toHaveLength(3));

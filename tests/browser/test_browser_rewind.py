@@ -183,7 +183,7 @@ def test_a_click_on_a_curve_goes_back_there_and_a_zoom_stays(live):
     live.lab.save()
     live.lab.reload()
     drawn = """box => box.querySelector('.chart')?.data?.map(each => each.name) ?? []"""
-    assert later(lambda: "train/loss@0" in live.panel().box.evaluate(drawn))
+    assert later(lambda: "train/loss\n0" in live.panel().box.evaluate(drawn))
     panel = live.panel()
     panel.click("Resume")
     assert later(lambda: live.told["branch"] == 1) and live.goes_on()

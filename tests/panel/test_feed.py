@@ -183,7 +183,7 @@ def test_a_page_has_the_whole_view_whenever_it_looks(acts):
             assert page.curves[name][0] == stride
             np.testing.assert_array_equal(page.curves[name][1], rows, err_msg=name)
     every = {name: run.history.series(name) for name in run.history.names}
-    every |= {f"{name}@{branch.number}": found for branch in run.branches
+    every |= {f"{name}\n{branch.number}": found for branch in run.branches
               for name, found in branch.series.items()}
     every = {name: found for name, found in every.items() if not name.startswith("time/")}
     assert late.curves.keys() == every.keys()
@@ -455,7 +455,7 @@ def test_curves_of_both_views_are_the_same(both):
     for page, feed in zip(pages, both):
         feed.records.read(feed.view)
         page.hear(*Cursor().news(feed.records, True))
-    assert pages[0].curves.keys() == pages[1].curves.keys() > {"train/loss", "train/loss@0"}
+    assert pages[0].curves.keys() == pages[1].curves.keys() > {"train/loss", "train/loss\n0"}
     for name, (stride, rows) in pages[0].curves.items():
         assert stride == pages[1].curves[name][0]
         np.testing.assert_array_equal(rows, pages[1].curves[name][1], err_msg=name)
@@ -762,7 +762,7 @@ def test_a_command_of_a_page_goes_the_way_of_all(run):
     assert page.command("rewind", step=2)["status"] == "applied"
     assert page.view["place"]["step"] == 2
     assert page.view["branches"] == {"0": {"start": 2, "end": 3}}
-    assert "train/loss@0" in page.curves and len(page.curves["train/loss"][1]) == 2
+    assert "train/loss\n0" in page.curves and len(page.curves["train/loss"][1]) == 2
     assert page.command("pause_when", text="loss > 1e9")["status"] == "applied"
     assert page.view["breakpoints"] == ["loss > 1e9"]
     assert page.command("step", n=2)["status"] == "applied"

@@ -298,7 +298,7 @@ def test_curves_of_a_run_that_is_shown_travel_until_it_is_hidden():
     own.feed.look()
     wanted = first.view.records()
     branch, = first.view.branches
-    wanted |= {f"{name}@{branch.number}": each for name, each in branch.series.items()}
+    wanted |= {f"{name}\n{branch.number}": each for name, each in branch.series.items()}
     assert page.messages[-1]["void"] == [one]
     assert same_curves(page, one, wanted) and same_curves(page, two, second.view.records())
     page.ask("run", do="hide", number=one)
@@ -499,9 +499,12 @@ def test_of_many_runs_the_newest_are_offered(tmp_path):
 
 
 def test_the_page_of_a_run_offers_the_runs_beside_it(tmp_path):
-    """While its tab is open; hidden, without a path; one that goes is dropped."""
+    """While its tab is open; hidden, without a path; one that goes is dropped. Each is there once,
+    also where it has ended in this kernel."""
     for name in ("exp1", "exp2", "exp3"):
-        trained(tmp_path / name).close()
+        trainer = trained(tmp_path / name)
+        remember_run(trainer.view, 1)
+        trainer.close()
     (tmp_path / "broken" / "control").mkdir(parents=True)
     (tmp_path / "broken" / "control" / "status.json").write_text("[")
     pages, page = Pages(tmp_path / "exp1"), None

@@ -368,7 +368,7 @@ def test_going_back_there_and_on_draws_the_branch():
     assert trainer.step_state.optimizer_step == 10 and torch.equal(weights(trainer), then)
     steps = lambda name: page.curves[name][1][:, 0].tolist()
     assert steps("train/loss") == list(range(1, 11))
-    assert steps("train/loss@0") == list(range(11, 33))
+    assert steps("train/loss\n0") == list(range(11, 33))
     assert page.view["branches"] == {"0": {"start": 10, "end": 32}}
     assert [row["step"] for row in page.view["rewind"]] == [0, 5, 10]
     trainer.fit()

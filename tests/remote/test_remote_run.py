@@ -704,7 +704,7 @@ def test_the_panel_follows_without_a_cell(written, run):
     with open(written.path / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"rewind": {"counts": {"train/loss": 10}, "number": 1, "start": 10,
                                           "end": 24}}) + "\n")
-    until(lambda: len(page.curves["train/loss"][1]) == 10 and "train/loss@1" in page.curves)
+    until(lambda: len(page.curves["train/loss"][1]) == 10 and "train/loss\n1" in page.curves)
 
 
 def test_messages_become_commands(written, run):

@@ -241,7 +241,6 @@ class TunableView:
     owner: str
     pending: Any = None  # waits for the next boundary
     has_pending: bool = False
-    refused: str = ""  # why the last value was refused
     moves: bool = False  # a schedule changes the value in force
     none: str = ""  # what None means in this run, if that depends on the run
     rates: list[float] | None = None  # of parameter groups, where they differ

@@ -216,7 +216,6 @@ class Tunables:
         sources: Callable[[], Iterator],  # yields (object, prefix) pairs and finished entries
     ):
         self.pending: dict[str, Any] = {}  # checked values that wait for the next boundary
-        self.refused: dict[str, str] = {}  # why the last value of a name was refused
         self.make_widget: Callable[[str], Any] | None = None  # of a name
         self._sources, self._version = weakly(sources), object()
         self._built: tuple[object, Mapping[str, BoundTunable]] = (None, {})
@@ -253,12 +252,7 @@ class Tunables:
         "The values in their declared types; ValueError for the first that is refused."
         table, checked = self.table, {}
         for name, value in values.items():
-            try:
-                checked[name] = find_tunable(table, name).check(value)
-            except ValueError as error:
-                self.refused[name] = str(error)
-                raise
-        self.refused.clear()  # of an earlier change, which nobody looks at any more
+            checked[name] = find_tunable(table, name).check(value)
         return checked
 
     def apply(self, values: dict) -> Iterator[tuple[str, Any, Any]]:

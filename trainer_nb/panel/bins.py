@@ -233,7 +233,8 @@ class Records:
         for branch in branches:
             for name, series in branch.series.items():
                 if len(series) and not name.startswith("time/"):
-                    made = self.branches[f"{name}@{branch.number}"] = Bins()
+                    # no name of a record has a line break
+                    made = self.branches[f"{name}\n{branch.number}"] = Bins()
                     made.extend(series)
 
     def span(self, view: RunView, first: int, last: int) -> dict[str, Bins]:

@@ -55,8 +55,7 @@ class Link:
         if found:
             if "value" in found:
                 self._show(found["value"])
-            if "refused" in found:
-                self.made.tooltip = found["refused"] or self._doc
+                self.made.tooltip = self._doc
 
     def _show(self, value) -> None:
         if value is None:  # a slider cannot show that nothing is set

@@ -253,7 +253,7 @@ def tunables(view) -> dict:
         for at, each in enumerate(in_groups(view))}
 
 def values(view) -> dict:
-    "Name to what is in force of a tunable, what waits (`waits`: also None), what was refused."
+    "Name to what is in force of a tunable, what waits (`waits`: also None)."
     found: dict[str, dict] = {}
     for each in view.tunables:
         found[each.name] = one = {} if each.value is None else {"value": plain(each.value)}
@@ -263,8 +263,6 @@ def values(view) -> dict:
             one["moves"] = True
         if each.rates:
             one["each"] = plain(each.rates)
-        if each.refused:
-            one["refused"] = each.refused
     return found
 
 NOT_FOR_PAGES = ("interrupt", "sweep")

@@ -39,7 +39,6 @@ def tunable_view(trainer, entry: BoundTunable) -> TunableView:
         "choice" if rule.choices is not None else rule.kind.__name__,
         rule.min, rule.max, rule.choices, rule.scale, rule.optional, rule.doc, entry.owner,
         pending=trainer.tunables.pending.get(name), has_pending=name in trainer.tunables.pending,
-        refused=trainer.tunables.refused.get(name, ""),
         moves=is_rate and entry.read() is None and scheduled,
         none=("schedule" if scheduled else "initial") if is_rate else "",
         rates=rates_of(trainer, name) if is_rate else None)

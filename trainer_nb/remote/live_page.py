@@ -146,6 +146,7 @@ class Pages:
                 from trainer_nb.remote.remote_view import RemoteRunView
                 view: Any = RemoteRunView(self.path, self.source)
                 self._feed = Feed(view)
+                self._feed.others.with_past = False  # they are in the folder, if anywhere
                 self._beside = Beside(self.path, self._feed.others)
             return self._feed
 
