@@ -3,6 +3,7 @@
 
 import contextlib
 import faulthandler
+import itertools
 import os
 import random
 import resource
@@ -320,6 +321,34 @@ def own_generator(processes, folder):
                       hooks=[AsDouble(), Means()])
         trainer.step(4)
         found[name] = trainer.exact.obstacles, trainer.exact.assumed
+        trainer.close()
+    return found
+
+
+class ByRank(Stream):
+    """Every process has a part of the samples already."""
+
+    def __iter__(self):
+        return itertools.islice(super().__iter__(), int(os.environ["RANK"]), None, 2)
+
+
+def parted(processes, folder):
+    """What is said where each process changes the weights by draws of its own; and where a loader
+    gives each other batches."""
+    def shake(trainer):
+        with torch.no_grad():
+            for each in trainer.plain_model.parameters():
+                each.add_(0.01 * torch.randn_like(each))
+    found = {}
+    for name, more in {"alike": {}, "drawn": {"hooks": [AsDouble(), LambdaHook(after_step=shake)]},
+                       "whole": {"loader": DataLoader(Stream(), batch_size=4)},
+                       "by rank": {"loader": DataLoader(ByRank(), batch_size=4)}}.items():
+        trainer = run(processes, **{"hooks": [AsDouble()]} | more)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            trainer.step(2)
+            trainer.state_dict()
+        found[name] = [str(each.message) for each in said], trainer.exact.obstacles
         trainer.close()
     return found
 
@@ -1178,7 +1207,7 @@ WHOLE = PARTED | {
               killed, killed_early, failing, resumed_from_a_file, from_one, left_over, held_at,
               persistent, grown, thawed, spectral, cancelled, claimed, at_odds, looked_into,
               one_is_slow, in_turn, in_shards, own_generator, resumed_at_the_end,
-              disk_full_in_one, slow_in_one, killed_writing, in_other_shards)}
+              disk_full_in_one, slow_in_one, killed_writing, in_other_shards, parted)}
 FAST = contextlib.ExitStack()  # to the very end of the process
 
 

@@ -24,6 +24,7 @@ X = torch.rand(8, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(8)
 IMAGES = torch.zeros(8, 28, 28)
 BYTES = torch.zeros(8, 1, 28, 28, dtype=torch.uint8)
+MEMORY = {"size": None, "training": True, "stepping": False, "split": "train"}
 
 
 class Residual(nn.Module):
@@ -180,6 +181,15 @@ def test_a_step_of_your_own_and_a_wrapped_model_are_explained_too():
         assert "layer '0', Linear" in hints(found.value)[0]
 
 
+def test_a_layer_that_is_asked_of_torch_s_wrapper():
+    """Of several processes; the hint names the attribute that has it."""
+    wrapper = object.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapper)
+    with pytest.raises(AttributeError) as found:
+        wrapper.head  # noqa: B018  is raised by torch
+    assert "trainer.plain_model" in explanation(found.value, nn.Linear(1, 1), **MEMORY).text
+
+
 def test_a_compiled_model_points_to_the_one_that_is_not():
     model = torch.compile(linear(784), backend="eager")
     with pytest.raises(RuntimeError) as found:
@@ -208,8 +218,7 @@ def test_a_failing_explanation_leaves_the_error_alone():
 
     with pytest.raises(RuntimeError, match="mat1") as found:
         Odd()(X)
-    memory = {"size": None, "training": True, "stepping": False, "split": "train"}
-    assert explanation(found.value, Odd(), **memory) is None
+    assert explanation(found.value, Odd(), **MEMORY) is None
 
 
 # Memory

@@ -497,3 +497,27 @@ def test_each_draw_is_seen_at_a_glance(draw, known, monkeypatch):
     assert RandomStreams.glance() == before
     draw()
     assert RandomStreams.glance() != before
+
+
+def test_a_run_and_the_loop_around_it_do_not_draw_the_same_numbers():
+    """Without a seed: neither does the next run, at any shift."""
+    found = {"loop": [], "run": [], "next": []}
+    def driven(name):
+        def step(batch, trainer):
+            found[name].append(draws())
+            return {"loss": trainer.model(batch).mean()}
+        model = nn.Linear(2, 1)
+        return Trainer(model, step, [torch.ones(4, 2)], device="cpu", progress=False, epochs=30,
+                       optim=torch.optim.SGD(model.parameters(), 1e-5))
+    for number in range(3):
+        (random.seed, np.random.seed, torch.manual_seed)[number](1)
+    first, second = driven("run"), driven("next")
+    for _ in range(30):
+        found["loop"].append(draws())
+        first.step()
+    second.fit()
+    # the run begins with the number that comes after the loop's first
+    for stream in zip(*found["loop"], strict=True), zip(*found["run"]), zip(*found["next"]):
+        assert all(len(set(numbers)) == 30 for numbers in stream)
+    every = [each for name in found for row in found[name] for each in row]
+    assert len(set(every)) == len(every)

@@ -288,6 +288,55 @@ def test_what_is_copied_is_bounded(monkeypatch):
     assert holder.first.sum() == 0 and holder.second.sum() == 10
 
 
+class Past(torch.optim.Optimizer):
+    """The mean of the last gradients, which are in lists of its state."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One more, without the oldest."""
+        for group in self.param_groups:
+            for each in group["params"]:
+                past = self.state[each].setdefault("past", {"of": ([],)})["of"][0]
+                past.append(each.grad.clone())
+                del past[:-3]
+                past[-1].mul_(0.5)
+                each.sub_(sum(past), alpha=group["lr"])
+
+
+@pytest.mark.parametrize("look", ["trial", "lr_find", "sweep"])
+@pytest.mark.parametrize("kind", ["LBFGS", "own"])
+def test_a_search_leaves_no_trace_in_lists_of_an_optimizers_state(kind, look):
+    class Closures(Trainer):
+        """A step may pass more than once over the window."""
+
+        repeats_windows = kind == "LBFGS"
+
+        def do_opt_step(self):
+            return super().do_opt_step(self.window_gradients if self.repeats_windows else None)
+
+    def run(look):
+        torch.manual_seed(0)
+        model = nn.Linear(INPUTS.shape[1], 1)
+        optim = (torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=4)
+                 if kind == "LBFGS" else Past(model.parameters()))
+        trainer = Closures(model, train_dl=[(INPUTS, TARGETS)], optim=optim, max_steps=8,
+                           loss_fn=nn.MSELoss(), device="cpu", seed=0, progress=False)
+        trainer.step(5)
+        if look == "trial":
+            with trainer.trial() as tried:
+                tried.step()
+        elif look == "lr_find":
+            trainer.lr_find(num_steps=5)
+        elif look == "sweep":
+            trainer.sweep("lr", [0.1, 0.2])
+        trainer.fit()
+        return model.weight.detach()
+    assert torch.equal(run(None), run(look))
+
+
 def test_a_step_of_a_trial_takes_no_number():
     """It makes one step; a number would be taken for a name."""
     words = r"trial\.step\(5\): it makes one step"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from small_runs import make
 
 from trainer_nb import Trainer, Tunable
 from trainer_nb.core import tunable

@@ -116,7 +116,8 @@ def together(tmp_path_factory):
     names = [*in_short(EQUAL, MORE), *TOGETHER, *GOING_ON, "looked_at", "written", "collected",
              "sampled", "asked_apart", "stopped_by_time", "textbook", "unused", "half", "from_one",
              "left_over", "held_at", "persistent", "grown", "thawed", "spectral", "cancelled",
-             "claimed", "looked_into", "own_generator", "resumed_at_the_end", "in_turn", "at_odds"]
+             "claimed", "looked_into", "own_generator", "resumed_at_the_end", "in_turn", "at_odds",
+             "parted"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -156,6 +157,17 @@ def test_what_a_file_has_of_the_first_process_alone_is_named(together):
         (obstacles, assumed), (of_global, _) = found["own"], found["global"]
         assert len(obstacles) == 1 and "generator of the dataset's own" in obstacles[0]
         assert of_global == [] and any("the state of means is the same" in text for text in assumed)
+
+
+def test_processes_that_part_are_told(together):
+    """Other weights make `exact` False; data that are shared out already are said at once."""
+    for found in read(together, "parted"):
+        assert found["alike"] == found["whole"] == ([], [])
+        said, obstacles = found["drawn"]
+        assert len(said) == 1 and "0.weight" in said[0] and "different values" in said[0]
+        assert len(obstacles) == 1 and "0.weight and others" in obstacles[0]
+        said, _ = found["by rank"]
+        assert len(said) == 1 and "does not give all processes the same batches" in said[0]
 
 
 @pytest.mark.parametrize("name", [name for name in TOGETHER if name != "normalized, unjudged"])

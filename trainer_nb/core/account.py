@@ -160,6 +160,14 @@ def kept_by_the_first(trainer) -> Exactness:
     if names:
         found.assumed.append(f"the state of {', '.join(names)} is the same in all processes, a "
                              "file has that of the first")
+    if parted := trainer.engine.parted:
+        others = " and others" * (len(parted) > 1)
+        found.obstacles.append(f"{parted[0]}{others}: the processes have different values, and a "
+                               "file has those of the first")
+    if trainer.engine.num_processes > 2 and trainer.model is not trainer.plain_model:
+        found.obstacles.append(
+            "three processes or more: torch adds up the gradients of a new process's first step in "
+            "another order than later, which may differ in the last bits (engine='fsdp' does not)")
     return found
 
 def passed_on_otherwise(data, callers: list[str]) -> list[str]:

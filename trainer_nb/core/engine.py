@@ -503,6 +503,7 @@ class Engine:
     make_data: Callable[..., EpochIterator] = EpochIterator
     pick_device = staticmethod(pick_device)
     sharded = False  # each process has a shard of every parameter
+    parted: list | tuple = ()  # parameters that were not the same in all processes
     before_pass: Callable  # of several processes, as the next three
     after_pass: Callable
     zero_weight_pass: Callable

@@ -326,6 +326,9 @@ def explanation(error: BaseException, model: nn.Module, **memory) -> Explanation
         if "device-side assert" in str(error):  # no tensor can be read any more
             return Explanation("usually a label or an index that is out of range: Trainer("
                                "device='cpu') raises an error that names it", every=False)
+        if "'DistributedDataParallel' object has no attribute" in str(error):
+            return Explanation("in several processes trainer.model is torch's wrapper: "
+                               "trainer.plain_model has the layers", every=False)
         if not isinstance(error, (RuntimeError, ValueError, IndexError)):
             return None
         if type(error).__module__.startswith("torch._dynamo") and "fake tensor" in str(error):

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['GENERATORS', 'LONG', 'MANY', 'PLAIN', 'Passed', 'LARGE', 'MOST', 'SMALL', 'FEW',
-           'SLOTS', 'ENOUGH', 'held_by', 'search', 'walk', 'Seen', 'generators_in',
-           'Search', 'no_new_generators', 'generator_search', 'generator_state',
-           'set_generator_state', 'alike', 'in_module', 'undo_objects', 'RunObjects',
-           'leave_gradients', 'Glance', 'Quiet', 'Mark', 'state_leaves', 'Findings',
-           'CarriedState']
+           'INTEGERS', 'SLOTS', 'ENOUGH', 'held_by', 'search', 'walk', 'Seen',
+           'generators_in', 'Search', 'no_new_generators', 'generator_search',
+           'generator_state', 'set_generator_state', 'alike', 'in_module', 'undo_objects',
+           'RunObjects', 'leave_gradients', 'Glance', 'Quiet', 'Mark', 'state_leaves',
+           'Findings', 'CarriedState']
 
 # %% ../../nbs/core/06_own_state.ipynb #09b128cb
 import functools
@@ -928,7 +928,7 @@ class _Given:
             return self.value is other.value and self.count == other.count
         return self.count == other.count and self.items == other.items
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 class _Sample:
     """Elements of a tensor on the CPU, all or `SMALL` at even distances, as they were.
@@ -952,7 +952,7 @@ class _Sample:
     @staticmethod
     def _of(tensor):
         flat = tensor.detach().reshape(-1)[::max(1, -(-tensor.numel() // SMALL))]
-        kind = _INTEGERS.get(flat.element_size())  # a NaN equals itself
+        kind = INTEGERS.get(flat.element_size())  # a NaN equals itself
         return torch.view_as_real(flat).view(torch.int64) if kind is None else flat.view(kind)
 
     def fits_to(self, tensor, glance: bool = False) -> bool:

@@ -250,10 +250,10 @@ class RandomStreams:
 
 # %% ../../nbs/core/00_state.ipynb #005582b7
 def move_on() -> None:
-    "Draw a number from each global stream."
-    random.random()
-    np.random.random()
-    torch.rand(())
+    "Seed each global stream with a number drawn from it: it gives none of its numbers again."
+    random.seed(random.getrandbits(64))
+    np.random.seed(np.random.randint(2**32, dtype=np.uint64))
+    torch.manual_seed(int(torch.randint(2**63 - 1, ())))
 
 def seed_everything(seed: int) -> None:
     "Seed the global streams of Python, NumPy and torch (all devices)."

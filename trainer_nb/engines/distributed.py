@@ -32,12 +32,12 @@ import torch
 import torch.distributed as dist
 
 from ..core.data import (NO_BATCH, EpochIterator, EpochStart, clone_for_skipping,
-                                  close_iterator, drawn, open_loader, other_length, samplers_of,
-                                  skips_by_index, stated_batch_size)
+                                  close_iterator, drawn, map_nested_tensor, open_loader,
+                                  other_length, samplers_of, skips_by_index, stated_batch_size)
 from ..core.engine import Engine, HeldParameters, Window, pick_device
 from ..core.journal import checksum
-from ..core.own_state import alike
-from ..core.state import RandomStreams, seed_everything
+from ..core.own_state import INTEGERS, alike
+from ..core.state import RandomStreams, seed_everything, warn
 from ..support.torch_private import (can_add_up_within, copy_into, job_store,
                                            prepare_backward, rebuild_buckets, write_count)
 
@@ -440,11 +440,12 @@ class Turn:
                 raise ValueError(f"there is no batch {first + self.rank}: {reason}")
             yield batch
 
-    def of_all(self, batches, shared: RandomStreams, start: RandomStreams):
+    def of_all(self, batches, shared: RandomStreams, start: RandomStreams, compare=None):
         """This process's part of all batches, which are made under process 0's streams.
 
         `start`: these streams before the pass. Of those from which nobody else has drawn since,
-        process 0 goes on where the pass has left them, as if it had been alone."""
+        process 0 goes on where the pass has left them, as if it had been alone. `compare` is called
+        with the first batches."""
         while True:
             mine = RandomStreams.capture()
             shared.restore()
@@ -455,6 +456,8 @@ class Turn:
                 mine = RandomStreams(*(left if alike(own, begun) else own
                                        for own, begun, left in parts))
             mine.restore()
+            if compare is not None:
+                compare, _ = None, compare(found)
             if not found:
                 return
             self.group = len(found)
@@ -477,6 +480,7 @@ class SharedEpochIterator(EpochIterator):
         # the weight of a batch until all items of a window are known
         self.nominal_batch_size = stated_batch_size(loader) or 1
         self.common: Any = None  # EpochStart, what was random in process 0 before the epoch
+        self.compared = False  # the first batches of all processes were
         if skips_by_index(loader) and not self.overfit:
             self.source.clone()
 
@@ -523,7 +527,19 @@ class SharedEpochIterator(EpochIterator):
         raw = self.first_batches.open(self.source, self.common, self.epoch, self)
         shared = RandomStreams.capture()
         mine.restore()
-        return raw, self.turn.of_all(islice(raw, taken, length), shared, self.common.streams)
+        compare = None if self.compared else self._compare
+        return raw, self.turn.of_all(islice(raw, taken, length), shared, self.common.streams,
+                                     compare)
+
+    def _compare(self, batches: list) -> None:
+        "Warn where the loader gives each process other batches: then it shares them out itself."
+        self.compared = True
+        tensors: list = []
+        map_nested_tensor(tensors.append, batches[:1])
+        if len(set(self.world.gather((len(batches), checksum(tensors))))) > 1:
+            warn("train_dl does not give all processes the same batches. Each of them takes a part "
+                 "of what its loader gives: one that shares the data out by rank, as webdataset's "
+                 "split_by_node, trains on a part of a part. Give all data to each process")
 
 # %% ../../nbs/engines/distributed.ipynb #d5989b52
 def process_data(loader, resume="skip", limit=None, overfit=None, seed=None,
@@ -663,6 +679,7 @@ class ProcessEngine(Engine):
         super().__init__(model, optim, device, precision, processes)
         self.sums = WindowSums(world, device)
         self._alike: list | None = None  # the parameters that are the same in all processes
+        self.parted = []  # names of those that were not, when a state was last taken
         if self.is_distributed:
             self.processes.look_at(self.params)
 
@@ -743,12 +760,28 @@ class ProcessEngine(Engine):
 
     def state_dict(self) -> dict:
         "What the next window goes by, and the buffers that are not those of process 0."
+        self._compare_weights()
         names = self.plain_model.state_dict().keys()
         own = {name: each for name, each in self.plain_model.named_buffers() if name in names}
         sums = self.gather({name: checksum([buffer]) for name, buffer in own.items()})
         others = {name for name in own if any(each.get(name) != sums[0].get(name) for each in sums)}
         buffers = {name: own[name].detach().cpu() for name in sorted(others) if self.rank}
         return {"names": self.sums.names, "buffers": buffers}
+
+    def _compare_weights(self) -> None:
+        names, weights = [], []
+        for name, each in self.plain_model.named_parameters():
+            if not is_part(each) and each.element_size() in INTEGERS:
+                names.append(name)
+                weights.append(each.detach().reshape(-1).view(INTEGERS[each.element_size()]).sum())
+        every = self.gather(torch.stack(weights).tolist() if weights else [])
+        parted = [name for name, *sums in zip(names, *every) if len(set(sums)) > 1]
+        if parted and not self.parted:
+            few = ", ".join(parted[:3]) + " and others" * (len(parted) > 3)
+            warn(f"{few}: the processes have different values, and a file has those of "
+                 "process 0. What changes weights or gradients must do it alike in all of them: "
+                 "noise that each draws for itself, or `if trainer.is_main`, does not")
+        self.parted = parted
 
     def load_state_dict(self, state: dict) -> None:
         "Go by that."

@@ -9,7 +9,7 @@ __all__ = ['CONTAINERS', 'keeping', 'fill', 'set_attributes', 'set_modes', 'set_
 # %% ../../nbs/support/undo.ipynb #75ade130
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -92,6 +92,13 @@ def _copied(tensor: torch.Tensor, on_cpu: bool) -> torch.Tensor:
 
 # %% ../../nbs/support/undo.ipynb #20f9e792
 CONTAINERS = (list, deque, dict, set)
+
+def _within(values: Iterable) -> Iterator:
+    "The values, and what the containers among them hold."
+    for each in values:
+        yield each
+        if isinstance(each, (*CONTAINERS, tuple)):
+            yield from _within(each.values() if isinstance(each, dict) else each)
 
 class Undo:
     """Restore objects at the end of a `with` block, the last one first.
@@ -194,9 +201,10 @@ class Undo:
                 because it makes new tensors.
         """
         groups = optim.param_groups
-        entries = [each for each in optim.state.values() if isinstance(each, dict)]
+        held = [*_within(optim.state.values())]  # LBFGS has lists there
         rates = [group.get("lr") for group in groups]
-        states = [each for entry in entries for each in entry.values()] if values else []
+        states = held if values else []
         self.tensors(each for each in (*rates, *states) if isinstance(each, torch.Tensor))
-        self.contents(*entries, optim.state, *groups, groups)
+        self.contents(*(each for each in held if isinstance(each, CONTAINERS)), optim.state,
+                      *groups, groups)
         self.attributes(optim)
