@@ -593,9 +593,7 @@ def test_a_refused_change_does_not_disturb_a_run():
     assert loop.state == "running"
     reply = loop.post(Command("tune", {"watcher.width": 99}, source="widget"))
     assert (reply.status, "between 1 and 9" in reply.reason) == ("refused", True)
-    assert "between 1 and 9" in loop.tunables.refused["watcher.width"]
     loop.tune(**{"watcher.width": 5}).wait(120)
-    assert loop.tunables.refused.get("watcher.width") is None
     loop.stop()
     assert loop.wait().status == "stopped"
     assert [(e.name, e.new) for e in loop.journal if e.kind == "tune"] == [("watcher.width", 5)]
