@@ -1671,11 +1671,12 @@ class CarriedState:
             base, evaluated = self.base, self._place()[1] != self.base_at[1]
             if base is not None and self.objects is not None:
                 self.compare()
-                if self.quiet.passed:
+                again = bool(self.quiet.passed)
+                if again:
                     self.quiet.again()
                     self.last = None
                 if evaluated or self.last is not base:
-                    self._take(base.whole)
+                    self._take(base.whole and not again)
                 if self.base is not None:
                     self._assume(base, self.base, self._new(base, self.base), _LATE)
             self._look_late(2 * wait)
