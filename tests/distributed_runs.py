@@ -344,11 +344,14 @@ def parted(processes, folder):
                        "whole": {"loader": DataLoader(Stream(), batch_size=4)},
                        "by rank": {"loader": DataLoader(ByRank(), batch_size=4)}}.items():
         trainer = run(processes, **{"hooks": [AsDouble()]} | more)
+        before = trainer.state_dict()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             trainer.step(2)
             trainer.state_dict()
         found[name] = [str(each.message) for each in said], trainer.exact.obstacles
+        trainer.load_state_dict(before)
+        found.setdefault("back", []).extend(trainer.exact.obstacles)
         trainer.close()
     return found
 

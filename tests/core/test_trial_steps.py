@@ -337,6 +337,17 @@ def test_a_search_leaves_no_trace_in_lists_of_an_optimizers_state(kind, look):
     assert torch.equal(run(None), run(look))
 
 
+def test_a_state_of_an_optimizer_that_contains_itself_is_restored():
+    model = nn.Linear(2, 1)
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    held = optim.state[model.weight]["held"] = [optim.state]
+    held.append(held)
+    with Undo() as undo:
+        undo.optimizer(optim)
+        held.append(1)
+    assert len(held) == 2 and held[1] is held
+
+
 def test_a_step_of_a_trial_takes_no_number():
     """It makes one step; a number would be taken for a name."""
     words = r"trial\.step\(5\): it makes one step"

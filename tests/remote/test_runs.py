@@ -329,7 +329,7 @@ def test_the_panel_has_the_curves_and_the_rows_of_all_runs(three, runs):
 
 def test_a_branch_that_was_rewound_is_there_whole(three, runs):
     page = page_of(runs)
-    [name] = [name for name in page.curves if name.startswith("valid/loss@")]
+    [name] = [name for name in page.curves if name.startswith("valid/loss\n")]
     branch = three[1]["middle"].history.branches[0].series["valid/loss"]
     np.testing.assert_allclose(means(page.curves[name][1]), branch.values, rtol=1e-6)
     assert name.partition("#")[2] in page.view["drawn"]["runs"]

@@ -253,7 +253,7 @@ def move_on() -> None:
     "Seed each global stream with a number drawn from it: it gives none of its numbers again."
     random.seed(random.getrandbits(64))
     np.random.seed(np.random.randint(2**32, dtype=np.uint64))
-    torch.manual_seed(int(torch.randint(2**63 - 1, ())))
+    torch.manual_seed(int(torch.randint(2**63 - 1, (), device="cpu")))
 
 def seed_everything(seed: int) -> None:
     "Seed the global streams of Python, NumPy and torch (all devices)."

@@ -36,7 +36,7 @@ from ..core.data import (NO_BATCH, EpochIterator, EpochStart, clone_for_skipping
                                   other_length, samplers_of, skips_by_index, stated_batch_size)
 from ..core.engine import Engine, HeldParameters, Window, pick_device
 from ..core.journal import checksum
-from ..core.own_state import INTEGERS, alike
+from ..core.own_state import INTEGERS, SMALL, alike
 from ..core.state import RandomStreams, seed_everything, warn
 from ..support.torch_private import (can_add_up_within, copy_into, job_store,
                                            prepare_backward, rebuild_buckets, write_count)
@@ -539,7 +539,8 @@ class SharedEpochIterator(EpochIterator):
         if len(set(self.world.gather((len(batches), checksum(tensors))))) > 1:
             warn("train_dl does not give all processes the same batches. Each of them takes a part "
                  "of what its loader gives: one that shares the data out by rank, as webdataset's "
-                 "split_by_node, trains on a part of a part. Give all data to each process")
+                 "split_by_node, trains on a part of a part, and one that draws from a generator "
+                 "without a seed meets some data twice. Give the same to each process")
 
 # %% ../../nbs/engines/distributed.ipynb #d5989b52
 def process_data(loader, resume="skip", limit=None, overfit=None, seed=None,
@@ -769,11 +770,15 @@ class ProcessEngine(Engine):
         return {"names": self.sums.names, "buffers": buffers}
 
     def _compare_weights(self) -> None:
-        names, weights = [], []
+        sums = {}  # of the bits of some elements: all would take as long as to write the file
         for name, each in self.plain_model.named_parameters():
-            if not is_part(each) and each.element_size() in INTEGERS:
-                names.append(name)
-                weights.append(each.detach().reshape(-1).view(INTEGERS[each.element_size()]).sum())
+            kind = INTEGERS.get(each.element_size())
+            odd = each.is_meta or each.is_conj() or each.is_neg() or is_part(each)
+            if kind is not None and type(each) is torch.nn.Parameter and not odd and (
+                    each.is_contiguous()):
+                flat = each.detach().reshape(-1)[::max(1, each.numel() // SMALL)]
+                sums[name] = flat.contiguous().view(kind).sum().to(self.device)
+        names, weights = list(sums), list(sums.values())
         every = self.gather(torch.stack(weights).tolist() if weights else [])
         parted = [name for name, *sums in zip(names, *every) if len(set(sums)) > 1]
         if parted and not self.parted:
@@ -786,6 +791,7 @@ class ProcessEngine(Engine):
     def load_state_dict(self, state: dict) -> None:
         "Go by that."
         self.sums = WindowSums(self.world, self.device, state.get("names"))
+        self.parted = []  # they have those of the file
         own = dict(self.plain_model.named_buffers())
         with torch.no_grad():
             for name, value in state.get("buffers", {}).items():

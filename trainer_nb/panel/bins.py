@@ -233,7 +233,7 @@ class Records:
         for branch in branches:
             for name, series in branch.series.items():
                 if len(series) and not name.startswith("time/"):
-                    # no name of a record has a line break
+                    # hardly a name of a record has a line break
                     made = self.branches[f"{name}\n{branch.number}"] = Bins()
                     made.extend(series)
 

@@ -52,10 +52,8 @@ class Link:
         if self.made.comm is None:  # it was closed
             return self.listener.stop()
         found = patch.get("values", {}).get(self.name)
-        if found:
-            if "value" in found:
-                self._show(found["value"])
-                self.made.tooltip = self._doc
+        if found and "value" in found:
+            self._show(found["value"])
 
     def _show(self, value) -> None:
         if value is None:  # a slider cannot show that nothing is set
@@ -76,8 +74,9 @@ class Link:
         if isinstance(value, float):
             value = float(f"{value:.3g}")
         reply = self.feed.view.post(Command("tune", {self.name: value}, source="widget"))
-        if reply.status == "refused":
-            self.made.tooltip = reply.reason
+        refused = reply.status == "refused"
+        self.made.tooltip = reply.reason if refused else self._doc
+        if refused:
             self._show(change["old"])
         self.feed.soon()
 

@@ -93,12 +93,13 @@ def _copied(tensor: torch.Tensor, on_cpu: bool) -> torch.Tensor:
 # %% ../../nbs/support/undo.ipynb #20f9e792
 CONTAINERS = (list, deque, dict, set)
 
-def _within(values: Iterable) -> Iterator:
-    "The values, and what the containers among them hold."
+def _within(values: Iterable, known: set[int]) -> Iterator:
+    "The values, and what the containers among them hold; `known`: identities of those seen."
     for each in values:
         yield each
-        if isinstance(each, (*CONTAINERS, tuple)):
-            yield from _within(each.values() if isinstance(each, dict) else each)
+        if isinstance(each, (*CONTAINERS, tuple)) and id(each) not in known:
+            known.add(id(each))
+            yield from _within(each.values() if isinstance(each, dict) else each, known)
 
 class Undo:
     """Restore objects at the end of a `with` block, the last one first.
@@ -201,7 +202,7 @@ class Undo:
                 because it makes new tensors.
         """
         groups = optim.param_groups
-        held = [*_within(optim.state.values())]  # LBFGS has lists there
+        held = [*_within(optim.state.values(), {id(optim.state)})]  # LBFGS has lists there
         rates = [group.get("lr") for group in groups]
         states = held if values else []
         self.tensors(each for each in (*rates, *states) if isinstance(each, torch.Tensor))
