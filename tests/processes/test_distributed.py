@@ -116,8 +116,8 @@ def together(tmp_path_factory):
     names = [*in_short(EQUAL, MORE), *TOGETHER, *GOING_ON, "looked_at", "written", "collected",
              "sampled", "asked_apart", "stopped_by_time", "textbook", "unused", "half", "from_one",
              "left_over", "held_at", "persistent", "grown", "thawed", "spectral", "cancelled",
-             "claimed", "looked_into", "own_generator", "resumed_at_the_end", "in_turn", "at_odds",
-             "parted"]
+             "claimed", "looked_into", "own_generator", "resumed_at_the_end", "in_turn", "parted",
+             "at_odds"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
