@@ -339,7 +339,19 @@ def parted(processes, folder):
         with torch.no_grad():
             for each in trainer.plain_model.parameters():
                 each.add_(0.01 * torch.randn_like(each))
+    def shake_loss(trainer):
+        with torch.no_grad():
+            for each in trainer.loss_fn.parameters():
+                each.add_(0.01 * torch.randn_like(each))
     found = {}
+    trainer = weighted(processes)
+    trainer.hooks.add(LambdaHook(after_step=shake_loss))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.step(2)
+        trainer.state_dict()
+    found["of the loss"] = trainer.exact.obstacles
+    trainer.close()
     for name, more in {"alike": {}, "drawn": {"hooks": [AsDouble(), LambdaHook(after_step=shake)]},
                        "whole": {"loader": DataLoader(Stream(), batch_size=4)},
                        "by rank": {"loader": DataLoader(ByRank(), batch_size=4)}}.items():

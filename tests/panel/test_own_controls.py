@@ -73,8 +73,11 @@ def test_what_is_shown_is_not_asked_for(trainer):
 
 def test_what_the_run_refuses_goes_back_and_says_why(trainer):
     made = trainer.widget("kinds.count")
+    usual = made.tooltip
     made.value = -3
     assert made.value == 3 and "1" in made.tooltip and not trainer.journal.entries
+    made.value = 4
+    assert made.tooltip == usual
 
 
 def test_a_slider_widens_for_a_value_beyond_its_ends(trainer):

@@ -173,6 +173,7 @@ def test_processes_that_part_are_told(together):
     for found in read(together, "parted"):
         assert found["alike"] == found["whole"] == ([], [])
         assert found["back"] == []  # all have the weights of the state
+        assert any("loss_fn." in text for text in found["of the loss"])
         said, obstacles = found["drawn"]
         assert len(said) == 1 and "0.weight" in said[0] and "different values" in said[0]
         assert len(obstacles) == 1 and "0.weight and others" in obstacles[0]

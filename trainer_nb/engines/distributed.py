@@ -770,15 +770,15 @@ class ProcessEngine(Engine):
         return {"names": self.sums.names, "buffers": buffers}
 
     def _compare_weights(self) -> None:
-        sums = {}  # of the bits of some elements: all would take as long as to write the file
-        for name, each in self.plain_model.named_parameters():
+        names, weights = [], []  # sums of the bits of some: of all it would take as long as a file
+        for name, each in zip(self.params.names, self.params.every):
             kind = INTEGERS.get(each.element_size())
             odd = each.is_meta or each.is_conj() or each.is_neg() or is_part(each)
             if kind is not None and type(each) is torch.nn.Parameter and not odd and (
                     each.is_contiguous()):
                 flat = each.detach().reshape(-1)[::max(1, each.numel() // SMALL)]
-                sums[name] = flat.contiguous().view(kind).sum().to(self.device)
-        names, weights = list(sums), list(sums.values())
+                names.append(name)
+                weights.append(flat.contiguous().view(kind).sum().to(self.device))
         every = self.gather(torch.stack(weights).tolist() if weights else [])
         parted = [name for name, *sums in zip(names, *every) if len(set(sums)) > 1]
         if parted and not self.parted:
